@@ -44,7 +44,7 @@ pub trait WeightSource: fmt::Debug + Send + Sync {
 
 /// Quantizes an operand as the recipe says and returns what the product reads: the decoded values.
 pub trait OperandCast: fmt::Debug + Send + Sync {
-    /// `role` is that of the operand, with the orientation in which the product reads it. `data` is
+    /// `role` is that of the operand, `orientation` the one in which the product reads it. `data` is
     /// row-major `[tokens, features]`, or for a weight `[outputs, inputs]`, as its source decoded it;
     /// the result has the same shape.
     ///
@@ -52,7 +52,8 @@ pub trait OperandCast: fmt::Debug + Send + Sync {
     /// A shape that the recipe cannot take.
     fn cast<'a>(
         &self,
-        role: (Role, Orientation),
+        role: Role,
+        orientation: Orientation,
         data: &'a [f32],
         tokens: usize,
         features: usize,
@@ -66,7 +67,8 @@ pub struct Exact;
 impl OperandCast for Exact {
     fn cast<'a>(
         &self,
-        _role: (Role, Orientation),
+        _role: Role,
+        _orientation: Orientation,
         data: &'a [f32],
         _tokens: usize,
         _features: usize,
@@ -146,12 +148,12 @@ impl CustomOp1 for QuantLinear {
         let x = values(storage, layout, self.name())?;
         let x = self
             .cast
-            .cast((Role::Activation, Orientation::Rowwise), x, tokens, cols)?;
+            .cast(Role::Activation, Orientation::Rowwise, x, tokens, cols)?;
         let mut y = Vec::new();
         self.weight.with_weight(Phase::Forward, &mut |w| {
             let w = self
                 .cast
-                .cast((Role::Weight, Orientation::Rowwise), w, rows, cols)?;
+                .cast(Role::Weight, Orientation::Rowwise, w, rows, cols)?;
             let x = MatRef::new(&x, tokens, cols);
             y = product(x, MatRef::new(&w, rows, cols).t(), self.threads);
             Ok(())
@@ -167,19 +169,19 @@ impl CustomOp1 for QuantLinear {
         let dw = with_values([arg, grad], name, |[x, g]| {
             let dy = self
                 .cast
-                .cast((Role::Gradient, Orientation::Rowwise), g, tokens, rows)?;
+                .cast(Role::Gradient, Orientation::Rowwise, g, tokens, rows)?;
             self.weight.with_weight(Phase::Backward, &mut |w| {
-                let role = (Role::Weight, Orientation::Columnwise);
-                let w = self.cast.cast(role, w, rows, cols)?;
+                let w = self
+                    .cast
+                    .cast(Role::Weight, Orientation::Columnwise, w, rows, cols)?;
                 let dy = MatRef::new(&dy, tokens, rows);
                 dx = product(dy, MatRef::new(&w, rows, cols), self.threads);
                 Ok(())
             })?;
             drop(dy);
-            let role = (Role::Gradient, Orientation::Columnwise);
-            let dy = self.cast.cast(role, g, tokens, rows)?;
-            let role = (Role::Activation, Orientation::Columnwise);
-            let x = self.cast.cast(role, x, tokens, cols)?;
+            let along = Orientation::Columnwise;
+            let dy = self.cast.cast(Role::Gradient, along, g, tokens, rows)?;
+            let x = self.cast.cast(Role::Activation, along, x, tokens, cols)?;
             let dy = MatRef::new(&dy, tokens, rows);
             Ok(product(dy.t(), MatRef::new(&x, tokens, cols), self.threads))
         })?;

@@ -166,12 +166,13 @@ impl<B: Backend, R: Recipe> WeightSource for ShardedWeight<B, R> {
 impl<B: Backend> OperandCast for RecipeOperands<B> {
     fn cast<'a>(
         &self,
-        role: (Role, Orientation),
+        role: Role,
+        orientation: Orientation,
         data: &'a [f32],
         tokens: usize,
         features: usize,
     ) -> candle_core::Result<Cow<'a, [f32]>> {
-        let cast: Result<_, ModelError> = self.cast(role, data, tokens, features);
+        let cast: Result<_, ModelError> = self.cast(role, orientation, data, tokens, features);
         cast.map_err(Error::wrap)
     }
 }

@@ -334,7 +334,8 @@ fn is_old(path: &Path) -> bool {
 pub(crate) fn publish(
     folder: &Path,
     from: &Path,
-    (id, step): (&str, u64),
+    id: &str,
+    step: u64,
 ) -> Result<(), CheckpointError> {
     let to = folder_of(folder, step);
     sync(from)?;
@@ -357,7 +358,7 @@ pub(crate) fn publish(
     let named = fs::rename(from, &to).map_err(CheckpointError::io(&to, "create"));
     // What else goes wrong below is no worse than the error that is returned.
     let latest = named.and_then(|()| {
-        let latest = make_latest(folder, (id, step));
+        let latest = make_latest(folder, id, step);
         latest.inspect_err(|_| drop(fs::rename(&to, from)))
     });
     if latest.is_err() && replaces {
@@ -367,7 +368,7 @@ pub(crate) fn publish(
     latest
 }
 
-fn make_latest(folder: &Path, (id, step): (&str, u64)) -> Result<(), CheckpointError> {
+fn make_latest(folder: &Path, id: &str, step: u64) -> Result<(), CheckpointError> {
     sync(folder)?;
     let (next, path) = (next_latest(folder, id), folder.join(LATEST));
     let made = put(&next, format!("{}\n", name_of(step)).as_bytes())
@@ -376,10 +377,10 @@ fn make_latest(folder: &Path, (id, step): (&str, u64)) -> Result<(), CheckpointE
 }
 
 /// Makes the checkpoint of `step` the latest, if it is the last one and the file that names the latest is damaged or names none that is there.
-pub(crate) fn mend_latest(folder: &Path, (id, step): (&str, u64)) -> Result<(), CheckpointError> {
+pub(crate) fn mend_latest(folder: &Path, id: &str, step: u64) -> Result<(), CheckpointError> {
     match latest(folder) {
         Err(error) if error.is_damage() && steps(folder)?.last() == Some(&step) => {
-            make_latest(folder, (id, step))
+            make_latest(folder, id, step)
         }
         _ => Ok(()),
     }

@@ -24,7 +24,7 @@ pub struct HeaderEntry<'a> {
     pub dtype: Dtype,
     /// Its dimensions.
     pub shape: &'a [usize],
-    /// Its bytes.
+    /// Bytes that it takes in the file.
     pub bytes: usize,
 }
 

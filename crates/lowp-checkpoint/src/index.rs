@@ -64,7 +64,8 @@ impl Kinds {
     /// The number of the kind of a tensor, whose pieces are blocks of ranks.
     pub(crate) fn number(
         &mut self,
-        (dtype, shape): (Dtype, [usize; 2]),
+        dtype: Dtype,
+        shape: [usize; 2],
         mut pieces: Vec<(usize, Block)>,
     ) -> usize {
         pieces.sort_unstable();

@@ -47,14 +47,27 @@ pub(crate) struct RankReport {
     pub(crate) blocks: Vec<Vec<Block>>,
 }
 
-/// A rank's pieces of a tensor: its name, dtype and shape, and blocks.
-pub(crate) type Part<'a> = (&'a str, Dtype, [usize; 2], Vec<Block>);
+/// A rank's pieces of a tensor.
+#[derive(Clone, Debug)]
+pub(crate) struct Part<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) dtype: Dtype,
+    /// Shape of the whole tensor.
+    pub(crate) full: [usize; 2],
+    pub(crate) blocks: Vec<Block>,
+}
 
 /// The table of `parts`, and the blocks of its kinds.
 pub(crate) fn table_of<'a>(parts: impl IntoIterator<Item = Part<'a>>) -> (Table, Vec<Vec<Block>>) {
     let (mut table, mut all) = (Table::default(), Vec::new());
     let mut numbers = HashMap::new();
-    for (name, dtype, full, mut blocks) in parts {
+    for part in parts {
+        let Part {
+            name,
+            dtype,
+            full,
+            mut blocks,
+        } = part;
         blocks.retain(|block| !block.is_empty());
         blocks.sort_unstable();
         let number = *numbers
@@ -131,10 +144,10 @@ pub(crate) fn merge(
                 pieces.extend(blocks.iter().map(|&block| (rank, block)));
             }
         }
-        let Some((kind, _)) = found else {
+        let Some(((dtype, shape), _)) = found else {
             continue;
         };
-        let number = kinds.number(kind, pieces);
+        let number = kinds.number(dtype, shape, pieces);
         known.insert(parts, number);
         tensors.insert(name.to_owned(), number);
     }

@@ -75,7 +75,8 @@ impl RankFile {
     /// Opens the file `path` of `rank`, whose pieces are as long as `held` says, and compares its header with the index.
     pub(crate) fn open(
         path: &Path,
-        (rank, held): (usize, Held),
+        rank: usize,
+        held: Held,
         index: &Index,
     ) -> Result<(Self, File), CheckpointError> {
         check_length(path, index.files[rank].bytes)?;
@@ -86,7 +87,7 @@ impl RankFile {
             blocks.map(|block| (block, bytes(block))).collect()
         });
         let blocks: Vec<_> = blocks.collect();
-        let opened = Self::read_head(&mut file, (rank, held), index, &blocks);
+        let opened = Self::read_head(&mut file, rank, held, index, &blocks);
         let (starts, checksums) = opened.map_err(|why| CheckpointError::damaged(path, why))?;
         let chunk = match index.checksums {
             Some(_) => usize::MAX,
@@ -104,7 +105,8 @@ impl RankFile {
 
     fn read_head(
         file: &mut File,
-        (rank, held): (usize, Held),
+        rank: usize,
+        held: Held,
         index: &Index,
         blocks: &[Vec<(Block, usize)>],
     ) -> Result<(Vec<Option<Start>>, Vec<u64>), String> {
@@ -259,7 +261,8 @@ impl RankFile {
     pub(crate) fn read(
         &self,
         mut file: &File,
-        (name, place): (&str, Place),
+        name: &str,
+        place: Place,
         range: Range<usize>,
     ) -> Result<Vec<u8>, CheckpointError> {
         let mut bytes = vec![0; range.len()];

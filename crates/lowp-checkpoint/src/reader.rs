@@ -43,7 +43,7 @@ struct State {
 pub struct Reads {
     /// How often a file was opened.
     pub opens: usize,
-    /// Bytes of pieces.
+    /// Bytes of pieces that were read.
     pub bytes: usize,
     /// How often they were read at another offset than the end of the previous read.
     pub seeks: usize,
@@ -52,7 +52,7 @@ pub struct Reads {
 }
 
 impl Reads {
-    fn add(&mut self, rank: usize, (start, bytes): (u64, usize)) {
+    fn add(&mut self, rank: usize, start: u64, bytes: usize) {
         self.seeks += usize::from(self.end != (rank, start));
         self.bytes += bytes;
         self.end = (rank, start + bytes as u64);
@@ -78,7 +78,7 @@ pub struct TensorInfo<'a> {
     pub dtype: Dtype,
     /// Rows and columns.
     pub shape: [usize; 2],
-    /// Number of pieces.
+    /// Number of pieces that ranks saved of it.
     pub pieces: usize,
 }
 
@@ -309,7 +309,7 @@ impl Checkpoint {
         {
             let file = self.file(rank)?;
             let whole = 0..block.bytes(dtype).unwrap_or_default();
-            return self.read_part(rank, &file, (name, place), whole);
+            return self.read_part(rank, &file, name, place, whole);
         }
         let width = dtype.bytes();
         // Within the tensor, whose bytes were counted.
@@ -326,7 +326,7 @@ impl Checkpoint {
             let rows = common.start[0]..common.start[0] + common.shape[0];
             let first = at(place.block, rows.start);
             let range = first..at(place.block, rows.end - 1) + run;
-            self.with_part((rank, name, place), range, |bytes| {
+            self.with_part(rank, name, place, range, |bytes| {
                 for row in rows {
                     let (from, to) = (at(place.block, row) - first, at(block, row));
                     out[to..to + run].copy_from_slice(&bytes[from..from + run]);
@@ -380,7 +380,7 @@ impl Checkpoint {
                 while next < file.bytes(place) {
                     let part = file.cover(place, next..next + 1);
                     next = part.end;
-                    file.read(&handle, (name, place), part)?;
+                    file.read(&handle, name, place, part)?;
                 }
             }
         }
@@ -401,7 +401,7 @@ impl Checkpoint {
 
     fn open_file(&self, rank: usize) -> Result<(RankFile, File), CheckpointError> {
         let path = self.folder.join(file_name(rank));
-        RankFile::open(&path, (rank, self.held[rank]), &self.index)
+        RankFile::open(&path, rank, self.held[rank], &self.index)
     }
 
     /// The file of `rank`, which is opened the first time.
@@ -423,7 +423,8 @@ impl Checkpoint {
         &self,
         rank: usize,
         file: &RankFile,
-        piece: (&str, Place),
+        name: &str,
+        place: Place,
         range: Range<usize>,
     ) -> Result<Vec<u8>, CheckpointError> {
         let mut state = self.state();
@@ -436,15 +437,17 @@ impl Checkpoint {
                 state.handles.keep(rank, handle)
             }
         };
-        let read = (piece.1.byte(range.start), range.len());
-        state.reads.add(rank, read);
-        file.read(&handle, piece, range)
+        let start = place.byte(range.start);
+        state.reads.add(rank, start, range.len());
+        file.read(&handle, name, place, range)
     }
 
     /// Calls `f` with the bytes `range` of a piece; what has checksums together with them is kept until something else is read.
     fn with_part(
         &self,
-        (rank, name, place): (usize, &str, Place),
+        rank: usize,
+        name: &str,
+        place: Place,
         range: Range<usize>,
         f: impl FnOnce(&[u8]),
     ) -> Result<(), CheckpointError> {
@@ -458,7 +461,7 @@ impl Checkpoint {
             Some(kept) => kept,
             None => {
                 let cover = file.cover(place, range.clone());
-                let bytes = self.read_part(rank, &file, (name, place), cover.clone())?;
+                let bytes = self.read_part(rank, &file, name, place, cover.clone())?;
                 Last {
                     rank,
                     tensor: name.to_owned(),

@@ -170,10 +170,10 @@ impl Saver {
         let (rank, own) = (self.control.rank(), id.clone());
         let to = folder.clone();
         let progress = Arc::new(Progress::default());
-        let counted = (Arc::clone(&progress), self.disk);
+        let (counted, disk) = (Arc::clone(&progress), self.disk);
         let file = thread::Builder::new()
             .name("lowp-checkpoint".to_owned())
-            .spawn(move || writer::write(&to, rank, &own, pieces, counted));
+            .spawn(move || writer::write(&to, rank, &own, pieces, counted, disk));
         let file = file.map_err(CheckpointError::io(&self.folder, "start a thread for"));
         let (spawned, file) = match file {
             Ok(file) => (Ok(()), Some(file)),
@@ -306,7 +306,7 @@ impl Saver {
             }
         };
         let published = match written {
-            Some(written) => self.publish(&folder, (id, step), written, about),
+            Some(written) => self.publish(&folder, id, step, written, about),
             None => Ok(()),
         };
         let is_published = published.is_ok();
@@ -356,7 +356,7 @@ impl Saver {
         let digest = own.as_ref().map_or(0, |report| report.table);
         let own = postcard::to_stdvec(&own).unwrap_or_default();
         let all = self.control.gather("what was written", own)?;
-        let reports = all.map(|all| read_reports(&all, (digest, folder)));
+        let reports = all.map(|all| read_reports(&all, digest, folder));
         // The ranks that are asked for their tables, or why nothing is saved.
         let asked = reports.as_ref().map(|reports| match reports {
             Ok((_, asked)) => Ok(asked),
@@ -394,12 +394,13 @@ impl Saver {
     fn publish(
         &self,
         unfinished: &Path,
-        (id, step): (String, u64),
+        id: String,
+        step: u64,
         written: Written,
         about: Value,
     ) -> Result<(), CheckpointError> {
         let path = unfinished.join(INDEX);
-        let index = written.index((id, step), about).map_err(|why| {
+        let index = written.index(id, step, about).map_err(|why| {
             CheckpointError::Invalid(format!(
                 "the pieces of the ranks do not form a checkpoint: {why}"
             ))
@@ -417,7 +418,7 @@ impl Saver {
         }
         put(&path, text.as_bytes())?;
         UNFINISHED.publish(unfinished, || {
-            publish(&self.folder, unfinished, (&index.id, step))
+            publish(&self.folder, unfinished, &index.id, step)
         })
     }
 
@@ -514,7 +515,7 @@ impl Saver {
     /// The file cannot be written, on the first rank.
     pub fn mend_latest(&self, step: u64) -> Result<(), CheckpointError> {
         match self.control.rank() {
-            0 => mend_latest(&self.folder, (&text(&new_id(step)), step)),
+            0 => mend_latest(&self.folder, &text(&new_id(step)), step),
             _ => Ok(()),
         }
     }

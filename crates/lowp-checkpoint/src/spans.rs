@@ -72,7 +72,7 @@ impl Span {
     }
 
     /// Whether the piece `block` of `rank` follows; the span then has it.
-    fn takes(&mut self, (rank, block): (usize, Block)) -> bool {
+    fn takes(&mut self, rank: usize, block: Block) -> bool {
         let next = |axis: usize| {
             let before = Self { axis, ..*self }.union()?;
             let mut next = self.block;
@@ -95,10 +95,7 @@ impl Span {
 pub(crate) fn spans_of(pieces: impl IntoIterator<Item = (usize, Block)>) -> Vec<Span> {
     let mut spans: Vec<Span> = Vec::new();
     for (rank, block) in pieces {
-        if !spans
-            .last_mut()
-            .is_some_and(|last| last.takes((rank, block)))
-        {
+        if !spans.last_mut().is_some_and(|last| last.takes(rank, block)) {
             spans.push(Span {
                 rank,
                 count: 1,

@@ -80,7 +80,7 @@ pub(crate) fn parse(text: &str) -> Result<Index, String> {
             }
             blocks.push((rank, block));
         }
-        tensors.insert(name, kinds.number((dtype, shape), blocks));
+        tensors.insert(name, kinds.number(dtype, shape, blocks));
     }
     Ok(Index {
         id: old.id,

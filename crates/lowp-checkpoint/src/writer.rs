@@ -13,7 +13,7 @@ use twox_hash::XxHash3_64;
 
 use crate::header::{HEADER_LENGTH, HeaderEntry, header};
 use crate::index::{CHUNK, FileRecord, MAX_HEADER, checksum, chunks, file_name};
-use crate::list::{RankReport, Table, table_of};
+use crate::list::{Part, RankReport, Table, table_of};
 use crate::spans::overlap;
 use crate::{CheckpointError, Dtype, Late, Piece};
 
@@ -119,11 +119,12 @@ pub(crate) fn write(
     rank: usize,
     id: &str,
     pieces: Vec<Piece<Late>>,
-    (progress, disk): (Arc<Progress>, Disk),
+    progress: Arc<Progress>,
+    disk: Disk,
 ) -> Result<(RankReport, Vec<u8>), CheckpointError> {
     let path = folder.join(file_name(rank));
     let (table, blocks) = table(&pieces);
-    let head = Head::new(&path, (rank, id), &pieces)?;
+    let head = Head::new(&path, rank, id, &pieces)?;
     let length = head.length;
     let file = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
     let counted = Counted {
@@ -223,7 +224,12 @@ fn table(pieces: &[Piece<Late>]) -> (Table, Vec<Vec<crate::Block>>) {
             name, dtype, full, ..
         } = &pieces[0];
         let blocks = pieces.iter().map(|piece| piece.block).collect();
-        (name.as_str(), *dtype, *full, blocks)
+        Part {
+            name,
+            dtype: *dtype,
+            full: *full,
+            blocks,
+        }
     }))
 }
 
@@ -240,7 +246,8 @@ pub(crate) struct Head {
 impl Head {
     pub(crate) fn new(
         path: &Path,
-        (rank, id): (usize, &str),
+        rank: usize,
+        id: &str,
         pieces: &[Piece<Late>],
     ) -> Result<Self, CheckpointError> {
         let about = [(ID, id.to_owned()), (RANK, rank.to_string())];

@@ -151,7 +151,7 @@ fn same_where_known<T: PartialEq + Debug>(
     match (&*known, found) {
         (Some((first, value)), Some(found)) if *value != found => {
             let [value, found] = [value, &found].map(|value| format!("{value:?}"));
-            return Err(differs(key, [(&name, &found), (first, &value)]));
+            return Err(differs(key, &name, &found, first, &value));
         }
         (None, Some(found)) => *known = Some((name, found)),
         _ => {}
@@ -175,13 +175,13 @@ fn same(
         Some(key) => {
             let [found, known] = [found, config].map(|config| value(config, key).to_string());
             let [found, known] = [&found, &known].map(|value| shown_value(key, value));
-            Err(differs(key, [(other, &found), (first, &known)]))
+            Err(differs(key, other, &found, first, &known))
         }
     }
 }
 
-/// Two files, each with its value of `key`.
-fn differs(key: &str, [(other, found), (first, known)]: [(&str, &str); 2]) -> UsageError {
+/// Two files with other values of `key`: `other` has `found`, and `first` has `known`.
+fn differs(key: &str, other: &str, found: &str, first: &str, known: &str) -> UsageError {
     UsageError::new(format!(
         "{other} has {key} {found}, and {first} has {known}: runs can only be compared if nothing that changes losses differs but recipe and seed"
     ))

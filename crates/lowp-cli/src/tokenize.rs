@@ -61,7 +61,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     };
     let tokenizer = Tokenizer::open(&args.tokenizer, args.end.as_deref()).map_err(wrong)?;
     let ids = tokenizer.ids();
-    if ids.1.is_none() {
+    if ids.end.is_none() {
         note(
             "note: no token ends the documents, since neither tokenizer_config.json nor config.json names one; --end adds it",
         );

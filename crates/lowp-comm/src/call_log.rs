@@ -7,7 +7,7 @@ use crate::{CommError, Control};
 /// Who must have done the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompareAmong {
-    /// All ranks.
+    /// All ranks of the world.
     World,
     /// The ranks that share out the weights of a replica.
     Shards,
@@ -23,7 +23,7 @@ pub struct CallLog {
     pub what: &'static str,
     /// Who must have done the same.
     pub among: CompareAmong,
-    /// What, in numbers.
+    /// What was done, in the order in which it was done: a number for each call.
     pub order: CallOrder,
     /// What the numbers stand for.
     pub names: CallNames,

@@ -11,7 +11,7 @@ use crate::{CommError, Communicator, or_abort};
 /// `replicate * shard` ranks. Rank `r * shard + s` holds shard `s` of replica `r`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {
-    /// Number of replicas.
+    /// Number of replicas, which hold the same.
     pub replicate: usize,
     /// Number of shards of each replica.
     pub shard: usize,
@@ -26,7 +26,7 @@ impl Mesh {
         }
     }
 
-    /// Number of ranks.
+    /// Number of ranks: replicas times shards.
     pub const fn world(self) -> usize {
         self.replicate * self.shard
     }
@@ -75,9 +75,9 @@ impl FromStr for Mesh {
 /// The communicators of one rank of a [`Mesh`]. Shards or replicas that are all ranks have the communicator of the world.
 #[derive(Clone, Debug)]
 pub struct MeshComm<B: Backend> {
-    /// The mesh.
+    /// How many replicas and shards there are.
     pub mesh: Mesh,
-    /// All ranks.
+    /// All ranks of all replicas.
     pub world: Arc<dyn Communicator<B>>,
     /// The ranks that hold the other shards of this rank's replica.
     pub shard: Arc<dyn Communicator<B>>,

@@ -3,10 +3,10 @@
 
 use lowp_format::{
     AnyRecipe, Axis, BufferList, BufferSpec, Code, Columnwise, Extent, FourOverSix, KernelKey,
-    MxScale, Orientation, PaddedForm, Philox, Quantizer, Quantizers, Recipe, RecipeOptions, Role,
+    MxScale, Orientation, PaddedForm, Quantizer, Quantizers, Recipe, RecipeOptions, Role,
     ScaleRule, Shape, SourceRounding, Usage, lcm,
 };
-use lowp_kernels::reference::{Reference, in_form};
+use lowp_kernels::reference::{RandomBytes, Reference, in_form};
 use lowp_kernels::testing::{RuleKind, TABLE};
 use lowp_kernels::{Backend, Slot, Target, TensorInput};
 
@@ -149,7 +149,7 @@ pub(super) struct Oracle<'a> {
     pub(super) source_rounding: SourceRounding,
     /// What the reference takes: encode scales, or amaxes of two-level scales.
     pub(super) outer: Outer,
-    pub(super) random: Option<(Philox, u64)>,
+    pub(super) random: Option<RandomBytes>,
 }
 
 impl<'a> Oracle<'a> {

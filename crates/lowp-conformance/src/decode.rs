@@ -1,6 +1,6 @@
 //! Decoding against the reference, and exhaustive round trips of codes.
 
-use lowp_format::Orientation;
+use lowp_format::{Buffer, Orientation};
 
 use super::*;
 use lowp_kernels::DecodeJob;
@@ -62,8 +62,11 @@ pub(super) fn rounded<B: Backend>(rig: &Rig<B>, job: &DecodeJob<B>) -> Vec<f32> 
 
 /// What the reference decodes from the buffers of `job`.
 pub(super) fn expected<B: Backend>(rig: &Rig<B>, job: &DecodeJob<B>) -> Vec<f32> {
-    let content = |target: &Target<B>| rig.content::<u8>(&target.bytes);
-    let scales = job.block_scale.as_ref().map(|t| (&t.spec, content(t)));
+    let content = |target: &Target<B>| Buffer {
+        spec: target.spec,
+        storage: rig.content::<u8>(&target.bytes),
+    };
+    let (data, scales) = (content(&job.data), job.block_scale.as_ref().map(content));
     let tensor = job.tensor_scale.as_ref().map_or(Vec::new(), |bytes| {
         let bytes = rig.content::<u8>(bytes);
         bytes
@@ -80,9 +83,10 @@ pub(super) fn expected<B: Backend>(rig: &Rig<B>, job: &DecodeJob<B>) -> Vec<f32>
     };
     reference::decode(
         job.shape,
-        (orientation, &job.kernel),
-        (&job.data.spec, &content(&job.data)),
-        scales.as_ref().map(|(spec, bytes)| (*spec, &bytes[..])),
+        orientation,
+        &job.kernel,
+        &data,
+        scales.as_ref(),
         &tensor,
     )
 }

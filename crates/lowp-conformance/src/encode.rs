@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use lowp_kernels::StochasticKey;
+use lowp_kernels::reference::RandomBytes;
 use lowp_kernels::testing::is_stochastic;
 
 pub fn every_ingredient_equals_the_reference<B: Backend>(rig: &Rig<B>) {
@@ -58,7 +59,10 @@ pub fn stochastic_rounding_is_keyed_by_element<B: Backend>(rig: &Rig<B>) {
             };
             rig.run_with(Work::Encode(vec![job]), &scalars);
             let oracle = Oracle {
-                random: Some((Philox::new(9, 3 + (5 << 32)), 0x1_0000_0007)),
+                random: Some(RandomBytes {
+                    philox: Philox::new(9, 3 + (5 << 32)),
+                    first: 0x1_0000_0007,
+                }),
                 ..Oracle::new(&case, shape, &values, outer)
             };
             oracle.assert(rig, &targets, &"stochastic");

@@ -162,10 +162,12 @@ pub(super) fn outputs(input: &Input) -> [Vec<u8>; 3] {
         options,
         counts,
     } = input;
-    let (scalars, counts, report) =
-        reference::step_scalars(parts, *shards, *replica, options, *counts);
-    let (counts, report) = (counts.to_bytes(), report.to_bytes());
-    [scalars.to_bytes(), counts.to_vec(), report.to_vec()]
+    let made = reference::step_scalars(parts, *shards, *replica, options, *counts);
+    [
+        made.scalars.to_bytes(),
+        made.counts.to_bytes().to_vec(),
+        made.report.to_bytes().to_vec(),
+    ]
 }
 
 fn found<B: Backend>(rig: &Rig<B>, job: &StepScalarsJob<B>) -> [Vec<u8>; 3] {

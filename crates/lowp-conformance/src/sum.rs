@@ -2,7 +2,7 @@
 
 use super::fence::{Fence, Fenced};
 use super::*;
-use lowp_kernels::{ConvertJob, SumJob, SumPartsJob, reference};
+use lowp_kernels::{ConvertJob, OwnPart, SumJob, SumPartsJob, reference};
 
 /// Whether `from` and `into` are bf16.
 const PAIRS: [[bool; 2]; 4] = [[false, false], [false, true], [true, false], [true, true]];
@@ -149,7 +149,7 @@ pub fn one_plan_adds_many_vectors<B: Backend>(rig: &Rig<B>) {
 pub(super) fn summed_parts<B: Backend>(rig: &Rig<B>, job: &SumPartsJob<B>) -> Vec<f32> {
     let parts = rig.widened(&job.parts);
     let own = job.own.as_ref();
-    let own = own.map(|(number, own)| (*number, rig.widened(own)));
+    let own = own.map(|own| (own.number, rig.widened(&own.values)));
     let before = rig.content::<f32>(&job.into);
     let len = before.len();
     let sum = |(i, before): (usize, f32)| {
@@ -196,7 +196,10 @@ pub fn parts_are_added_in_their_order<B: Fenced>(rig: &Rig<B>) {
             let job = SumPartsJob {
                 parts,
                 count,
-                own: own.map(|number| (number, elsewhere)),
+                own: own.map(|number| OwnPart {
+                    number,
+                    values: elsewhere,
+                }),
                 into: into.clone(),
                 accumulate: *accumulate,
             };
@@ -212,6 +215,7 @@ pub fn parts_are_added_in_their_order<B: Fenced>(rig: &Rig<B>) {
 pub fn parts_must_fit<B: Backend>(rig: &Rig<B>) {
     let floats = |len: usize| Source::F32(rig.buffer(&vec![1f32; len]));
     let halves = |len: usize| Source::Bf16(rig.buffer(&vec![bf16::ONE; len]));
+    let own = |number, values| Some(OwnPart { number, values });
     let refused = |parts, count, own| {
         let into = rig.buffer(&[0f32; 3]);
         let job = SumPartsJob {
@@ -234,15 +238,15 @@ pub fn parts_must_fit<B: Backend>(rig: &Rig<B>) {
         ),
         (refused(floats(7), 2, None), "parts of job 0"),
         (
-            refused(floats(6), 2, Some((2, floats(3)))),
+            refused(floats(6), 2, own(2, floats(3))),
             "the number of a part that lies elsewhere",
         ),
         (
-            refused(floats(6), 2, Some((1, floats(4)))),
+            refused(floats(6), 2, own(1, floats(4))),
             "part that lies elsewhere of job 0",
         ),
         (
-            refused(floats(6), 2, Some((1, halves(3)))),
+            refused(floats(6), 2, own(1, halves(3))),
             "has another dtype than the others",
         ),
     ] {

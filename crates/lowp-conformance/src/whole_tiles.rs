@@ -3,6 +3,7 @@
 
 use super::*;
 use lowp_kernels::StochasticKey;
+use lowp_kernels::reference::RandomBytes;
 use lowp_kernels::testing::is_stochastic;
 
 /// Ten tiles of 64 columns: of 256, the last is not full.
@@ -98,7 +99,10 @@ pub fn stochastic_rounding_is_keyed_by_element<B: Backend>(rig: &Rig<B>) {
                     &scalars,
                 );
                 let oracle = Oracle {
-                    random: Some((Philox::new(9, 3 + (5 << 32)), first)),
+                    random: Some(RandomBytes {
+                        philox: Philox::new(9, 3 + (5 << 32)),
+                        first,
+                    }),
                     ..Oracle::new(&case, SHAPE, &widened, outer.clone())
                 };
                 oracle.assert(rig, &targets, &"stochastic");

@@ -102,7 +102,7 @@ impl<'a, B: Backend> Bands<'a, B> {
         let needs = Needs::of(&setup.recipe, setup.usage);
         let alone = needs == Needs::All || shape.elements() == 0;
         let mut bands = Self {
-            shape: worked([shape; 2], &specs),
+            shape: worked(shape, shape, &specs),
             shared,
             amaxes: OnceCell::new(),
             needs,
@@ -143,7 +143,7 @@ impl<'a, B: Backend> Bands<'a, B> {
             for band in 0..passed {
                 let rows = self.rows_of(band);
                 let shape = Shape::new(rows.len(), self.shape.cols);
-                lines.observe(backend, (recipe, usage), shape, self.source(&rows)?)?;
+                lines.observe(backend, recipe, usage, shape, self.source(&rows)?)?;
             }
             found.lines = Some(lines);
         }
@@ -253,7 +253,8 @@ impl<'a, B: Backend> Bands<'a, B> {
         let tensor = &self.cast.tensor;
         let source = load_in(
             backend,
-            (&self.memory.room, self.rows * self.shape.cols),
+            &self.memory.room,
+            self.rows * self.shape.cols,
             tensor,
             elements.clone(),
             &(),
@@ -300,11 +301,11 @@ impl<B: Backend> Parts for Bands<'_, B> {
         let mut amax = known.tensor;
         if self.alone {
             let solo = LocalComm::solo(backend);
-            amax = cast(backend, &solo, &tensor, source, (setup.delayed_scale, amax))?;
+            amax = cast(backend, &solo, &tensor, source, setup.delayed_scale, amax)?;
         } else if let Some(amaxes) = &known.lines {
             amaxes.cast(backend, &tensor, source)?;
         } else {
-            cast_known(backend, &tensor, source, (setup.delayed_scale, amax))?;
+            cast_known(backend, &tensor, source, setup.delayed_scale, amax)?;
         }
         progress.add(values.len() / self.shape.rows.max(1) * rows.len());
         if rows.len() >= self.shape.rows && self.bands() == 1 {

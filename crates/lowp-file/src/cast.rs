@@ -19,14 +19,15 @@ pub(crate) fn cast<B: Backend>(
     comm: &dyn Communicator<B>,
     tensor: &Tensor<B>,
     source: Source<B>,
-    (delayed_scale, shared): (Option<f32>, Option<f32>),
+    delayed_scale: Option<f32>,
+    shared: Option<f32>,
 ) -> Result<Option<f32>, ShardError> {
     let mut book = ScaleBookBuilder::default();
     let item = CastItem::rows(tensor, source, &mut book);
     let slot = delayed_slot(&item);
     let book = book.build(backend)?;
     begin(&book, &item, shared)?;
-    let amax = amax_of_all(backend, comm, (&book, &item), (&tensor.recipe(), shared))?;
+    let amax = amax_of_all(backend, comm, &book, &item, &tensor.recipe(), shared)?;
     let cast = CastPlan::new(backend, &book, &[item])?;
     match (delayed_scale, slot) {
         (Some(scale), Some(slot)) => {
@@ -42,8 +43,10 @@ pub(crate) fn cast<B: Backend>(
 pub(crate) fn amax_of_all<B: Backend>(
     backend: &B,
     comm: &dyn Communicator<B>,
-    (book, item): (&ScaleBook<B>, &CastItem<B>),
-    (recipe, shared): (&impl Recipe, Option<f32>),
+    book: &ScaleBook<B>,
+    item: &CastItem<B>,
+    recipe: &impl Recipe,
+    shared: Option<f32>,
 ) -> Result<Option<f32>, ShardError> {
     let job = item.amax_job(book)?;
     let Some(job) = job.filter(|_| keeps_amax(recipe)) else {
@@ -66,7 +69,8 @@ pub(crate) fn cast_known<B: Backend>(
     backend: &B,
     tensor: &Tensor<B>,
     source: Source<B>,
-    (delayed_scale, amax): (Option<f32>, Option<f32>),
+    delayed_scale: Option<f32>,
+    amax: Option<f32>,
 ) -> Result<(), ShardError> {
     let mut book = ScaleBookBuilder::default();
     let item = CastItem::rows(tensor, source, &mut book);
@@ -101,7 +105,8 @@ impl SharedAmaxes {
     pub(crate) fn observe<B: Backend>(
         &mut self,
         backend: &B,
-        (recipe, usage): (&impl Recipe, Usage),
+        recipe: &impl Recipe,
+        usage: Usage,
         shape: Shape,
         source: Source<B>,
     ) -> Result<(), ShardError> {

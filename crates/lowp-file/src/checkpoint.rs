@@ -25,13 +25,13 @@ fn in_file<T>(path: &Path, done: Result<T, CheckpointError>) -> Result<T> {
 /// What a checkpoint holds; the keys are those of JSON.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Where it is.
+    /// The path of its folder.
     pub path: String,
     /// The step that it was saved after.
     pub step: u64,
     /// Ranks that saved it.
     pub ranks: usize,
-    /// The recipe.
+    /// The recipe that it was trained in, by its name.
     pub recipe: Value,
     /// What the run was.
     pub config: Value,
@@ -48,7 +48,7 @@ pub struct TensorReport {
     pub name: String,
     /// The dtype.
     pub dtype: &'static str,
-    /// The dimensions.
+    /// Rows and columns; a vector is one row.
     pub shape: [usize; 2],
     /// Bytes of all that it holds.
     pub bytes: usize,
@@ -120,7 +120,7 @@ pub fn verify(path_a: &Path, path_b: &Path) -> Result<Equal> {
                 "'{shown}' is {of_a:?} in {name_a} and {of_b:?} in {name_b}"
             )));
         }
-        if let Some((byte, [in_a, in_b])) = first_difference((path_a, &a), (path_b, &b), &info)? {
+        if let Some((byte, [in_a, in_b])) = first_difference(path_a, &a, path_b, &b, &info)? {
             let (entry, cols) = (byte / info.dtype.bytes(), info.shape[1]);
             return Err(FileError::Differ(format!(
                 "'{shown}' differs first in row {}, column {}: byte {byte} is 0x{in_a:02X} in {name_a} and 0x{in_b:02X} in {name_b}",
@@ -138,8 +138,10 @@ pub fn verify(path_a: &Path, path_b: &Path) -> Result<Equal> {
 
 /// The first byte of a tensor that is another one in `b` than in `a`, row by row, and both: compared by the pieces of `a`, one at a time.
 fn first_difference(
-    (path_a, a): (&Path, &Checkpoint),
-    (path_b, b): (&Path, &Checkpoint),
+    path_a: &Path,
+    a: &Checkpoint,
+    path_b: &Path,
+    b: &Checkpoint,
     info: &TensorInfo<'_>,
 ) -> Result<Option<(usize, [u8; 2])>> {
     let TensorInfo {

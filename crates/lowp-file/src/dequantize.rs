@@ -63,7 +63,8 @@ impl<'a> Dequantize<'a> {
     pub fn write<B: Backend>(
         &self,
         backend: &B,
-        (requested, float): (Option<Orientation>, OutputDtype),
+        requested: Option<Orientation>,
+        float: OutputDtype,
         out: Out,
         progress: &dyn Progress,
     ) -> Result<Dequantized> {

@@ -127,7 +127,7 @@ pub(crate) fn matrix(dims: &[usize]) -> Result<Shape, FormatError> {
 /// The shape that arithmetic sees of `shape`, which is `full` or the rows of a rank, in the buffers `specs`: where the
 /// tensor has no elements there are no rows and no columns to walk either, however many the file states, but for those
 /// that have a scale or an amax each.
-pub(crate) fn worked([shape, full]: [Shape; 2], specs: &[BufferSpec]) -> Shape {
+pub(crate) fn worked(shape: Shape, full: Shape, specs: &[BufferSpec]) -> Shape {
     if full.elements() > 0 {
         return shape;
     }

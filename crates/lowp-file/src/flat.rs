@@ -131,7 +131,7 @@ impl Flat<'_> {
         let flat = FlatWeights::new(backend, comm, &book, &[param])?;
         let item = &flat.items()[0];
         begin(&book, item, self.shared)?;
-        let amax = amax_of_all(backend, &**comm, (&book, item), (&self.recipe, self.shared))?;
+        let amax = amax_of_all(backend, &**comm, &book, item, &self.recipe, self.shared)?;
         match (self.delayed_scale, delayed_slot(item)) {
             (Some(scale), Some(slot)) => {
                 book.set_scale(slot, scale)?;

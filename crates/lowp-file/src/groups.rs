@@ -53,7 +53,8 @@ impl Amaxes {
         &self,
         backend: &B,
         recipe: &impl Recipe,
-        (groups, group): (&Groups<'_>, Option<usize>),
+        groups: &Groups<'_>,
+        group: Option<usize>,
         part: impl Fn(&Tensor<'_>) -> Result<Range<usize>>,
     ) -> Result<Option<f32>> {
         let Some(group) = group else {
@@ -73,7 +74,7 @@ impl Amaxes {
             }
             for start in part.clone().step_by(LOADED) {
                 let some = start..part.end.min(start + LOADED);
-                let source = load_in(backend, (&room, LOADED.min(part.len())), tensor, some, &())?;
+                let source = load_in(backend, &room, LOADED.min(part.len()), tensor, some, &())?;
                 observe(backend, recipe, source, &amax)?;
             }
         }
@@ -132,7 +133,7 @@ mod tests {
             groups.members.insert(0, model.tensors().collect());
             let of = |part: Range<usize>| {
                 let part = |_: &Tensor<'_>| Ok(part.clone());
-                Amaxes::default().of(&Cpu, &recipe, (&groups, Some(0)), part)
+                Amaxes::default().of(&Cpu, &recipe, &groups, Some(0), part)
             };
             assert_eq!(of(0..len)?, Some(3.0), "{tensor} {at}");
             assert_eq!(of(at..at + 1)?, Some(3.0));

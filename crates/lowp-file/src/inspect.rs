@@ -16,7 +16,7 @@ use serde::Serialize;
 /// One file, or one sharded model.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Where it is.
+    /// The path of the file, or of the index of several.
     pub path: String,
     /// Bytes of all that it holds.
     pub bytes: usize,
@@ -54,11 +54,11 @@ pub struct TensorReport {
 pub struct QuantizedReport {
     /// The recipe.
     pub recipe: &'static str,
-    /// The element code.
+    /// The element code; where orientations differ, both, as `A and B`.
     pub elements: String,
     /// The options of the recipe.
     pub options: Options,
-    /// What it serves.
+    /// The orientations that it serves: `rowwise`, `columnwise` or `both`.
     pub usage: String,
     /// The form of the block scales.
     pub scales: String,

@@ -56,7 +56,8 @@ impl Text {
     /// A tensor of `dtype` and `shape` that was quantized as `recipe` says for `usage`, scales in `form`.
     pub(crate) fn new(
         recipe: &impl Recipe,
-        (dtype, shape): (Dtype, &[usize]),
+        dtype: Dtype,
+        shape: &[usize],
         usage: Usage,
         form: Form,
     ) -> Self {

@@ -76,9 +76,9 @@ impl ByteRange<'_> {
 pub struct Tensor<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Its dtype.
+    /// The dtype that the file has for it: codes may be plain bytes.
     pub dtype: Dtype,
-    /// Its dimensions.
+    /// Its dimensions; none of a single value.
     pub shape: &'a [usize],
     bytes: ByteRange<'a>,
 }

@@ -60,7 +60,7 @@ impl<'a> NewModel<'a> {
         values: &'a [f32],
         setup: Setup,
     ) -> Result<&mut Self> {
-        self.add((name, Dtype::F32, shape), Data::Values(values), Some(setup))
+        self.add(name, Dtype::F32, shape, Data::Values(values), Some(setup))
     }
 
     /// [`NewModel::quantize`] of values as the `bytes` of their dtype: F32, BF16 or F16.
@@ -71,11 +71,12 @@ impl<'a> NewModel<'a> {
         &mut self,
         name: &str,
         shape: &[usize],
-        (dtype, bytes): (Dtype, &'a [u8]),
+        dtype: Dtype,
+        bytes: &'a [u8],
         setup: Setup,
     ) -> Result<&mut Self> {
         check_dtype(name, dtype)?;
-        self.add((name, dtype, shape), Data::Bytes(bytes), Some(setup))
+        self.add(name, dtype, shape, Data::Bytes(bytes), Some(setup))
     }
 
     /// Adds a tensor that is quantized already, scales as TransformerEngine keeps them. An amax that is not known becomes one that has the
@@ -92,11 +93,8 @@ impl<'a> NewModel<'a> {
         };
         let amax = amax_of(&codes)?;
         let data = Data::Codes(Arc::new(codes.tensor), amax);
-        self.add(
-            (name, codes.dtype, &[shape.rows, shape.cols]),
-            data,
-            Some(setup),
-        )
+        let shape = [shape.rows, shape.cols];
+        self.add(name, codes.dtype, &shape, data, Some(setup))
     }
 
     /// Adds a tensor that keeps its values.
@@ -104,7 +102,7 @@ impl<'a> NewModel<'a> {
     /// # Errors
     /// A shape with another number of elements.
     pub fn keep(&mut self, name: &str, shape: &[usize], values: &'a [f32]) -> Result<&mut Self> {
-        self.add((name, Dtype::F32, shape), Data::Values(values), None)
+        self.add(name, Dtype::F32, shape, Data::Values(values), None)
     }
 
     /// Adds a tensor that keeps the `bytes` of its dtype.
@@ -115,9 +113,10 @@ impl<'a> NewModel<'a> {
         &mut self,
         name: &str,
         shape: &[usize],
-        (dtype, bytes): (Dtype, &'a [u8]),
+        dtype: Dtype,
+        bytes: &'a [u8],
     ) -> Result<&mut Self> {
-        self.add((name, dtype, shape), Data::Bytes(bytes), None)
+        self.add(name, dtype, shape, Data::Bytes(bytes), None)
     }
 
     /// Gives the tensors of each group one amax, that of them all. They are named, and quantized by this model from values, by one recipe
@@ -132,7 +131,9 @@ impl<'a> NewModel<'a> {
 
     fn add(
         &mut self,
-        (name, dtype, shape): (&str, Dtype, &[usize]),
+        name: &str,
+        dtype: Dtype,
+        shape: &[usize],
         data: Data<'a>,
         setup: Option<Setup>,
     ) -> Result<&mut Self> {
@@ -178,13 +179,14 @@ impl<'a> NewModel<'a> {
         for (job, tensor) in self.tensors.iter().enumerate() {
             groups.push(match &tensor.quantized {
                 None => Group::of(Item::made(
-                    (job, 0),
+                    job,
+                    0,
                     tensor.name.clone(),
                     tensor.dtype,
                     tensor.shape.clone(),
                 )),
                 Some((setup, fields)) => {
-                    let mut text = text(setup, (tensor.dtype, &tensor.shape[..]), setup.usage);
+                    let mut text = text(setup, tensor.dtype, &tensor.shape, setup.usage);
                     text.amax_group = self.group_of(&tensor.name).cloned();
                     Group::quantized(job, &tensor.name, fields, &text)?
                 }
@@ -216,10 +218,10 @@ impl<'a> NewModel<'a> {
         }
         let specs = setup.recipe.buffers(setup.usage);
         let shape = fields::matrix(&tensor.shape)?;
-        let codes = empty(&Cpu, setup.recipe, worked([shape; 2], &specs), &specs)?;
-        let scale = (setup.delayed_scale, self.shared_amax(setup, &tensor.name)?);
+        let codes = empty(&Cpu, setup.recipe, worked(shape, shape, &specs), &specs)?;
+        let (scale, shared) = (setup.delayed_scale, self.shared_amax(setup, &tensor.name)?);
         let (solo, source) = (LocalComm::solo(&Cpu), tensor.source()?);
-        let amax = cast(&Cpu, &solo, &codes, source, scale)?;
+        let amax = cast(&Cpu, &solo, &codes, source, scale, shared)?;
         Ok(Packed::parts(&Cpu, codes, amax, fields.clone()))
     }
 
@@ -344,21 +346,22 @@ mod tests {
             let setup = Setup::new(recipe);
             let mut new = NewModel::default();
             let names = ["a.q_proj", "a.k_proj"];
-            new.quantize_bytes(names[0], &[64, 96], (Dtype::BF16, &bits), setup)?;
+            new.quantize_bytes(names[0], &[64, 96], Dtype::BF16, &bits, setup)?;
             new.quantize_bytes(
                 names[1],
                 &[32, 96],
-                (Dtype::BF16, &bits[..2 * 32 * 96]),
+                Dtype::BF16,
+                &bits[..2 * 32 * 96],
                 setup,
             )?;
-            new.keep_bytes("ids", &[4], (Dtype::I32, &bits[..16]))?;
+            new.keep_bytes("ids", &[4], Dtype::I32, &bits[..16])?;
             new.write(&from)?;
             let model = crate::Model::open(&from)?;
             for forget in [false, true] {
                 let mut again = NewModel::default();
                 let mut ids = [0; 16];
                 model.get("ids").context("it is there")?.read(&mut ids)?;
-                again.keep_bytes("ids", &[4], (Dtype::I32, &ids))?;
+                again.keep_bytes("ids", &[4], Dtype::I32, &ids)?;
                 for (name, tensor) in &meta::quantized(&model)? {
                     let mut codes = model.codes(tensor)?;
                     codes.amax = codes.amax.filter(|_| !forget);
@@ -371,11 +374,11 @@ mod tests {
         }
         let mut new = NewModel::default();
         let error = new
-            .keep_bytes("w", &[3], (Dtype::F32, &bits[..8]))
+            .keep_bytes("w", &[3], Dtype::F32, &bits[..8])
             .unwrap_err();
         assert!(error.to_string().contains("8 bytes"), "{error}");
         let setup = Setup::new(AnyRecipe::low_precision()[0]);
-        let error = new.quantize_bytes("w", &[4, 4], (Dtype::F64, &bits[..128]), setup);
+        let error = new.quantize_bytes("w", &[4, 4], Dtype::F64, &bits[..128], setup);
         assert!(
             error
                 .unwrap_err()

@@ -39,7 +39,7 @@ impl<'a> Group<'a> {
             Some(_) => vec![tensor.shape.rows, tensor.shape.cols],
         };
         let name = tensor.name.clone();
-        Self::of(Item::made((job, 0), name, float.into(), dims))
+        Self::of(Item::made(job, 0, name, float.into(), dims))
     }
 
     /// The `fields` of the quantized tensor `name`, which are made of `job`, and what `text` says of it.

@@ -71,7 +71,7 @@ pub(crate) fn outputs<'a, B: Backend>(
             fields.map_err(|e| file_error!(model.path(), "'{}': {e}", shown(tensor.name)))?;
         let fields = fields::called(&fields, setup.dtypes);
         sources.push(tensor.len());
-        let mut text = text(&setup, (tensor.dtype, tensor.shape), setup.usage);
+        let mut text = text(&setup, tensor.dtype, tensor.shape, setup.usage);
         text.amax_group = members.names(group);
         groups.push(Group::quantized(jobs.len(), tensor.name, &fields, &text)?);
         jobs.push((choice, matrix, fields));
@@ -82,7 +82,7 @@ pub(crate) fn outputs<'a, B: Backend>(
         let Matrix { shape, setup } = *matrix;
         let recipe = setup.recipe;
         let whole = |tensor: &Tensor<'_>| Ok(0..tensor.shape.iter().product());
-        let shared = amaxes.of(backend, &recipe, (&members, *group), whole)?;
+        let shared = amaxes.of(backend, &recipe, &members, *group, whole)?;
         let fields = fields.clone();
         let Some(cuts) = &cuts else {
             let cast = Cast {
@@ -98,7 +98,7 @@ pub(crate) fn outputs<'a, B: Backend>(
         let specs = setup.recipe.buffers(setup.usage);
         let flat = Flat {
             recipe,
-            shape: worked([shape; 2], &specs),
+            shape: worked(shape, shape, &specs),
             specs: &specs,
             delayed_scale: setup.delayed_scale,
             shared,
@@ -129,9 +129,9 @@ pub(crate) fn copied_metadata(model: &Model) -> BTreeMap<String, String> {
 }
 
 /// What the metadata say of a tensor that was `dtype` and `shape`, stored for `usage`.
-pub(crate) fn text(setup: &Setup, (dtype, shape): (Dtype, &[usize]), usage: Usage) -> Text {
+pub(crate) fn text(setup: &Setup, dtype: Dtype, shape: &[usize], usage: Usage) -> Text {
     Text {
         delayed_scale: setup.delayed_scale,
-        ..Text::new(&setup.recipe, (dtype, shape), usage, setup.form)
+        ..Text::new(&setup.recipe, dtype, shape, usage, setup.form)
     }
 }

@@ -18,7 +18,7 @@ use safetensors::Dtype;
 /// How tensors are quantized.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// The recipe.
+    /// The recipe that weights are quantized by.
     pub recipe: AnyRecipe,
     /// The orientations that are written.
     pub usage: Usage,
@@ -92,7 +92,7 @@ pub struct Choices<'a> {
 /// A matrix and how it is quantized.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix {
-    /// The dimensions.
+    /// Rows and columns; leading dimensions of the tensor are rows.
     pub shape: Shape,
     /// How it is quantized.
     pub setup: Setup,
@@ -270,7 +270,7 @@ fn fit(tensor: &Tensor<'_>, setup: &Setup) -> Result<Shape, String> {
     setup.recipe.check(shape).map_err(problem)?;
     if shape.elements() == 0 {
         let specs = setup.recipe.buffers(setup.usage);
-        let lines = fields::worked([shape; 2], &specs);
+        let lines = fields::worked(shape, shape, &specs);
         if lines.rows.max(lines.cols) > MAX_EMPTY_LINES {
             return Err(format!(
                 "{shape} has no elements, and {} keeps a number of each line; at most {MAX_EMPTY_LINES} are written of such a tensor",

@@ -63,15 +63,16 @@ pub(crate) fn load<B: Backend>(
     range: Range<usize>,
     progress: &dyn Progress,
 ) -> Result<Source<B>> {
-    let room = (&Room::default(), range.len());
-    load_in(backend, room, tensor, range, progress)
+    let (room, most) = (Room::default(), range.len());
+    load_in(backend, &room, most, tensor, range, progress)
 }
 
-/// [`load`] into `room`, which has the values of one source, and is done with the one before it. It is made for as many as are given with
-/// it, so that shorter ones need no other.
+/// [`load`] into `room`, which has the values of one source, and is done with the one before it. It is made for `most` values, so that
+/// shorter ones need no other.
 pub(crate) fn load_in<B: Backend>(
     backend: &B,
-    (room, most): (&Room<B>, usize),
+    room: &Room<B>,
+    most: usize,
     tensor: &Tensor<'_>,
     range: Range<usize>,
     progress: &dyn Progress,
@@ -82,14 +83,15 @@ pub(crate) fn load_in<B: Backend>(
         || Source::alloc(backend, float_of(tensor), most),
     )?;
     let source = source.view(backend, 0..range.len())?;
-    let from = (tensor, range, progress);
     match (&source, tensor.dtype) {
         (Source::F32(to), Dtype::F32) => {
-            convert::<4, _, _>((backend, to), from, f32::from_le_bytes)?;
+            convert::<4, _, _>(backend, to, tensor, range, progress, f32::from_le_bytes)?;
         }
-        (Source::F32(to), Dtype::F16) => convert::<2, _, _>((backend, to), from, f32_of_f16)?,
+        (Source::F32(to), Dtype::F16) => {
+            convert::<2, _, _>(backend, to, tensor, range, progress, f32_of_f16)?;
+        }
         (Source::Bf16(to), Dtype::BF16) => {
-            convert::<2, _, _>((backend, to), from, bf16::from_le_bytes)?;
+            convert::<2, _, _>(backend, to, tensor, range, progress, bf16::from_le_bytes)?;
         }
         _ => return Err(no_values(tensor)),
     }
@@ -97,8 +99,11 @@ pub(crate) fn load_in<B: Backend>(
 }
 
 fn convert<const N: usize, T: Element, B: Backend>(
-    (backend, buffer): (&B, &B::Buffer<T>),
-    (tensor, range, progress): (&Tensor<'_>, Range<usize>, &dyn Progress),
+    backend: &B,
+    buffer: &B::Buffer<T>,
+    tensor: &Tensor<'_>,
+    range: Range<usize>,
+    progress: &dyn Progress,
     value: impl Fn([u8; N]) -> T + Sync,
 ) -> Result<()> {
     let fill = |part: Range<usize>| {
@@ -266,8 +271,7 @@ mod tests {
                     expected.extend_from_slice(values);
                     Ok(())
                 })?;
-                let found: Vec<f32> = match load_in(&Cpu, (&room, len), &tensor, whole, &progress)?
-                {
+                let found: Vec<f32> = match load_in(&Cpu, &room, len, &tensor, whole, &progress)? {
                     Source::F32(values) => Cpu.download(&values)?,
                     Source::Bf16(values) => {
                         Cpu.download(&values)?.iter().map(|x| x.to_f32()).collect()

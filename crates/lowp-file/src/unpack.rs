@@ -69,7 +69,7 @@ pub(crate) fn unpack<B: Backend>(
     let serves =
         |spec: &&BufferSpec| orientation.is_none_or(|o| spec.key.usage.contains(o.usage()));
     let specs: BufferList = tensor.specs.iter().filter(serves).copied().collect();
-    let shape = worked([tensor.shape, tensor.full], &specs);
+    let shape = worked(tensor.shape, tensor.full, &specs);
     QuantizedTensor::with_buffers(tensor.recipe, shape, specs, |spec, _| {
         read(backend, model, tensor, spec, orientation)
     })

@@ -46,7 +46,8 @@ impl<'a> Item<'a> {
 
     /// Part `part` of what is made of `job`.
     pub(crate) fn made(
-        (job, part): (usize, usize),
+        job: usize,
+        part: usize,
         name: String,
         dtype: Dtype,
         shape: Vec<usize>,
@@ -65,7 +66,8 @@ impl<'a> Item<'a> {
     pub(crate) fn fields(job: usize, name: &str, fields: &[Field]) -> Vec<Self> {
         let item = |(part, field): (usize, &Field)| {
             Self::made(
-                (job, part),
+                job,
+                part,
                 field.name(name),
                 field.dtype,
                 field.shape.clone(),
@@ -195,8 +197,8 @@ pub(crate) fn fill(
             ItemSource::Made { job, .. } => job,
             ItemSource::Input(tensor) => {
                 if let (at, Some(bytes)) = places[number] {
-                    let (written, _) = put(draft, at, (item, 0), &tensor, progress)?;
-                    check(item, written, bytes)?;
+                    let written = put(draft, at, item, 0, &tensor, progress)?;
+                    check(item, written.bytes, bytes)?;
                 }
                 continue;
             }
@@ -222,9 +224,9 @@ pub(crate) fn fill(
                 if let ((at, Some(_)), ItemSource::Made { part, .. }) =
                     (places[number], item.source)
                 {
-                    let (bytes, later) = put(draft, at, (item, part), band, progress)?;
-                    *written += bytes;
-                    given += later;
+                    let own = put(draft, at, item, part, band, progress)?;
+                    *written += own.bytes;
+                    given += own.later;
                 }
             }
             waiting = if alternate && given <= WAITING {
@@ -242,17 +244,24 @@ pub(crate) fn fill(
     Ok(())
 }
 
-/// Writes what `parts` have of `item`, their part `part`, which begins at byte `at`. Returns how many bytes that are, and how many of them
-/// are written later.
+/// What [`put`] wrote.
+struct Put {
+    bytes: usize,
+    /// How many of the bytes are written later.
+    later: usize,
+}
+
+/// Writes what `parts` have of `item`, their part `part`, which begins at byte `at`.
 fn put(
     draft: &mut Draft,
     at: u64,
-    (item, part): (&Item<'_>, usize),
+    item: &Item<'_>,
+    part: usize,
     parts: &dyn Parts,
     progress: &dyn Progress,
-) -> Result<(usize, usize)> {
+) -> Result<Put> {
     let Some(region) = parts.region(part) else {
-        return Ok((0, 0));
+        return Ok(Put { bytes: 0, later: 0 });
     };
     let named = || format!("'{}'", shown(&item.name));
     let mut deferred = parts.deferred(part);
@@ -271,7 +280,10 @@ fn put(
         let placed = region.placed(bytes);
         draft.write_deferred(at, region, deferred)?;
         progress.add(placed);
-        return Ok((placed, bytes));
+        return Ok(Put {
+            bytes: placed,
+            later: bytes,
+        });
     }
     let mut written = 0;
     let mut sink = |piece: &[u8]| {
@@ -283,7 +295,10 @@ fn put(
         Ok(())
     };
     parts.write(part, &mut sink).with_context(named)?;
-    Ok((region.placed(written), 0))
+    Ok(Put {
+        bytes: region.placed(written),
+        later: 0,
+    })
 }
 
 /// The bytes of an input are its only part.

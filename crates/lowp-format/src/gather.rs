@@ -182,7 +182,8 @@ impl GatherPlan {
     ) -> Result<Self, FormatError> {
         Self::with_tiles(
             recipe,
-            (&ShardTiles::of_rows(recipe, full, fetch), cuts),
+            &ShardTiles::of_rows(recipe, full, fetch),
+            cuts,
             fetch,
             need,
             held,
@@ -195,7 +196,8 @@ impl GatherPlan {
     /// As [`GatherPlan::with_cuts`].
     pub fn with_tiles(
         recipe: &impl Recipe,
-        (tiles, cuts): (&ShardTiles, &RowCuts),
+        tiles: &ShardTiles,
+        cuts: &RowCuts,
         fetch: Usage,
         need: Usage,
         held: &[BufferKey],

@@ -131,7 +131,8 @@ impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// As there, and values that cannot be read.
     pub fn with_values(
-        (backend, mesh): (&B, &MeshComm<B>),
+        backend: &B,
+        mesh: &MeshComm<B>,
         recipe: impl Fn(&LinearSpec) -> R,
         linears: &[LinearSpec],
         vars: &[VarSpec],
@@ -204,8 +205,8 @@ impl<B: Multiplies> Builder<'_, B> {
         let memory = LayerMemory::new(backend);
         let layers = self.layers(&mut optimizer, &memory, recipe, linears, values)?;
         let NewVars { shards, params } = self.vars(&mut optimizer, linears.len(), vars, values)?;
-        let on = (backend, mesh, &*memory);
-        let (mut plain_vars, var_plans) = PlainVars::new(on, vars, shards, options.vars)?;
+        let (mut plain_vars, var_plans) =
+            PlainVars::new(backend, mesh, &memory, vars, shards, options.vars)?;
         // Ranks compare the plans of all blocks and of variables at once.
         let gather_plans = [layers.gather_plans, var_plans].concat();
         let compared = mesh.shard.control().each_equal(GATHER_PLAN, &gather_plans);

@@ -29,21 +29,50 @@ const COUNTS: &str = "optimizer.counts";
 /// The tensor of a parameter's masters, next to those of its states.
 const MASTER: &str = StateDtypes::MASTER;
 
+/// A model in a checkpoint, with what the index of the checkpoint says of it.
+#[derive(Clone, Copy, Debug)]
+pub struct SavedModel<'a> {
+    /// The checkpoint.
+    pub checkpoint: &'a Checkpoint,
+    /// What [`ShardedModel::about`] returned when it was saved.
+    pub weights: &'a Value,
+    /// What [`ShardedModel::about_scales`] returned.
+    pub scales: &'a Value,
+}
+
+/// Pieces of masters and of states, on their way from `stream`: a file has all masters before the states.
+struct StatePieces<'a, B: Backend> {
+    stream: &'a B,
+    masters: Vec<Piece<Late>>,
+    states: Vec<Piece<Late>>,
+}
+
+impl<B: Backend> StatePieces<'_, B> {
+    /// Where pieces of a tensor belong: `what` is that of a parameter.
+    fn list(&mut self, what: &str) -> &mut Vec<Piece<Late>> {
+        match what {
+            MASTER => &mut self.masters,
+            _ => &mut self.states,
+        }
+    }
+}
+
 impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
-    /// The model that resumes from `checkpoint`, saved on any mesh with either sharding, whose index says what
-    /// [`ShardedModel::about`] and [`ShardedModel::about_scales`] said. Weights that live in the same format as there have the
+    /// The model that resumes from a checkpoint, `saved` on any mesh with either sharding. Weights that live in the same format as there have the
     /// bytes that were saved; others are cast from their masters ([`ShardedModel::recast`]), and those in bf16 are always made of their masters. Collective.
     ///
     /// # Errors
     /// A checkpoint of another model or that is damaged, or what [`ShardedModel::new`] reports.
     pub fn load(
-        (backend, mesh): (&B, &MeshComm<B>),
+        backend: &B,
+        mesh: &MeshComm<B>,
         recipe: impl Fn(&LinearSpec) -> R,
         linears: &[LinearSpec],
         vars: &[VarSpec],
         options: ModelOptions,
-        (checkpoint, [weights, scales]): (&Checkpoint, [&Value; 2]),
+        saved: SavedModel<'_>,
     ) -> Result<Self, ModelError> {
+        let checkpoint = saved.checkpoint;
         let id = format!("{} of step {}", checkpoint.id(), checkpoint.step());
         let control = mesh.world.control();
         control.all_equal("the checkpoint", &id)?;
@@ -65,7 +94,7 @@ impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
         let model = builder.build(recipe, linears, vars, &values);
         let mut model = or_abort(&*mesh.world, model)?;
         model.rounded = rounded.get();
-        let restored = model.restore(checkpoint, [weights, scales]);
+        let restored = model.restore(saved);
         or_abort(&*mesh.world, restored)?;
         Ok(model)
     }
@@ -107,23 +136,29 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
 
     /// Masters, then states, then weights, as [`ShardedModel::load`] reads them: a file is read from its begin to its end.
     fn large_pieces(&self, stream: &B, first: bool) -> Result<Vec<Piece<Late>>, ModelError> {
-        let (mut values, mut buffers) = ([Vec::new(), Vec::new()], Vec::new());
+        let mut buffers = Vec::new();
+        let mut pieces = StatePieces {
+            stream,
+            masters: Vec::new(),
+            states: Vec::new(),
+        };
         for ((id, weight), name) in self.weights.iter().zip(&self.names) {
             let elements = &weight.element_ranges()[self.mesh.shard.rank()];
             let tiles = weight.tiles();
             match tiles.are_in_order() {
                 true => {
-                    let param = (*id, elements.start, weight.elements());
-                    self.add_state(&mut values, stream, name, param)?;
+                    self.add_state(&mut pieces, name, *id, elements.start, weight.elements())?;
                 }
-                false => self.add_tiles(&mut values, stream, name, (*id, tiles, elements))?,
+                false => self.add_tiles(&mut pieces, name, *id, tiles, elements)?,
             }
             buffers.extend(weight.pieces(stream, name, first)?);
         }
-        for (id, (name, elements, len)) in self.var_ids.iter().zip(self.vars.elements()) {
-            self.add_state(&mut values, stream, name, (*id, elements.start, len))?;
+        for (id, var) in self.var_ids.iter().zip(self.vars.elements()) {
+            self.add_state(&mut pieces, var.name, *id, var.own.start, var.len)?;
         }
-        let [masters, states] = values;
+        let StatePieces {
+            masters, states, ..
+        } = pieces;
         Ok([masters, states, buffers].into_iter().flatten().collect())
     }
 
@@ -154,22 +189,19 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(names.zip([state.master].into_iter().chain(state.states)))
     }
 
-    /// Adds a master and states.
+    /// Adds the master and the states of a parameter of `len` elements, of which this rank has those from `start` on.
     fn add_state(
         &self,
-        [masters, states]: &mut [Vec<Piece<Late>>; 2],
-        stream: &B,
+        pieces: &mut StatePieces<'_, B>,
         name: &str,
-        (id, start, len): (lowp_optim::ParamId, usize, usize),
+        id: lowp_optim::ParamId,
+        start: usize,
+        len: usize,
     ) -> Result<(), ModelError> {
-        for (what, values) in self.start_state(id, stream)? {
+        for (what, values) in self.start_state(id, pieces.stream)? {
             let bytes = values.len() * values.dtype().bytes();
             let dtype = dtype_of(values.dtype());
-            let to = match what {
-                MASTER => &mut *masters,
-                _ => &mut *states,
-            };
-            to.push(Piece {
+            pieces.list(what).push(Piece {
                 name: format!("{name}.{what}"),
                 dtype,
                 full: [1, len],
@@ -183,21 +215,19 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// Adds those of the tiles that have `elements` of the flattened tall matrix.
     fn add_tiles(
         &self,
-        [masters, states]: &mut [Vec<Piece<Late>>; 2],
-        stream: &B,
+        pieces: &mut StatePieces<'_, B>,
         name: &str,
-        (id, tiles, elements): (lowp_optim::ParamId, &ShardTiles, &Range<usize>),
+        id: lowp_optim::ParamId,
+        tiles: &ShardTiles,
+        elements: &Range<usize>,
     ) -> Result<(), ModelError> {
         let each = tiles.tile().elements();
-        for (what, values) in self.start_state(id, stream)? {
+        for (what, values) in self.start_state(id, pieces.stream)? {
             let owned = elements.start / each..elements.end / each;
             let layout = TileLayout::of_elements(tiles, dtype_of(values.dtype()));
             let arrive = move || values.wait().map_err(|e| e.to_string());
-            let pieces = layout.pieces(&format!("{name}.{what}"), tiles, owned, arrive);
-            match what {
-                MASTER => masters.extend(pieces),
-                _ => states.extend(pieces),
-            }
+            let of_tiles = layout.pieces(&format!("{name}.{what}"), tiles, owned, arrive);
+            pieces.list(what).extend(of_tiles);
         }
         Ok(())
     }
@@ -224,8 +254,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// Everything but the masters.
     fn restore(
         &mut self,
-        checkpoint: &Checkpoint,
-        [weights, scales]: [&Value; 2],
+        SavedModel {
+            checkpoint,
+            weights,
+            scales,
+        }: SavedModel<'_>,
     ) -> Result<(), ModelError> {
         self.check_states(checkpoint)?;
         // The masters are those that it was built with.
@@ -241,10 +274,10 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             let states = states.collect::<Result<Vec<_>, _>>()?;
             self.rounded += self.optimizer.set_states(*id, &states)?;
         }
-        for (id, (name, elements, len)) in self.var_ids.iter().zip(self.vars.elements()) {
+        for (id, var) in self.var_ids.iter().zip(self.vars.elements()) {
             let read = |what: &str| {
-                let block = Block::of_row(elements.start, elements.len());
-                checkpoint.read_f32(&format!("{name}.{what}"), [1, len], block)
+                let block = Block::of_row(var.own.start, var.own.len());
+                checkpoint.read_f32(&format!("{}.{what}", var.name), [1, var.len], block)
             };
             let rule = self.optimizer.rule(*id)?;
             let states = rule.states().iter().map(|state| read(state.name()));
@@ -281,7 +314,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// Checks that the states of every parameter in `checkpoint` are those of its rule.
     fn check_states(&self, checkpoint: &Checkpoint) -> Result<(), ModelError> {
         let ids = self.weights.iter().map(|(id, _)| id).chain(&self.var_ids);
-        let vars = self.vars.elements().map(|(name, ..)| name);
+        let vars = self.vars.elements().map(|var| var.name);
         let names = self.names.iter().map(String::as_str).chain(vars);
         let mut others = Vec::new();
         for (&id, name) in ids.zip(names) {

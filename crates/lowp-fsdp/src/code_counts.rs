@@ -25,11 +25,8 @@ pub(crate) fn count<B: Backend, R: Recipe>(
         let Some(largest) = largest(code).filter(|_| buffer.spec.key.part == Part::Data) else {
             continue;
         };
-        count_bytes(
-            &mut counts,
-            &backend.download(&buffer.storage)?,
-            (code, largest),
-        );
+        let bytes = backend.download(&buffer.storage)?;
+        count_bytes(&mut counts, &bytes, code, largest);
     }
     Ok(counts)
 }
@@ -44,7 +41,7 @@ fn largest(code: Code) -> Option<u8> {
     }
 }
 
-fn count_bytes(counts: &mut CodeCounts, bytes: &[u8], (code, largest): (Code, u8)) {
+fn count_bytes(counts: &mut CodeCounts, bytes: &[u8], code: Code, largest: u8) {
     // How often each byte is there: what it says is asked once.
     let mut bins = [0u64; 256];
     for &byte in bytes {
@@ -84,7 +81,7 @@ mod tests {
         };
         for code in [Code::E4M3, Code::E5M2, Code::E2M1] {
             let mut counts = CodeCounts::default();
-            count_bytes(&mut counts, &bytes, (code, largest(code).expect("a code")));
+            count_bytes(&mut counts, &bytes, code, largest(code).expect("a code"));
             let values = decoded(code);
             let count =
                 |of: &dyn Fn(f32) -> bool| values.iter().filter(|value| of(**value)).count() as u64;

@@ -40,7 +40,7 @@ pub use links::{LinkBytes, MovedBytes};
 pub use memory::RankMemory;
 pub use offload::OffloadCost;
 pub use shapes::{LayerShape, ModelShapes, VarShape};
-pub use spread::{RankSpread, Spread};
+pub use spread::{RankSpread, SentSpread, Spread};
 pub use traffic::{CollectiveCost, StepTraffic};
 
 use lowp_format::{Recipe, block_cuts};
@@ -53,7 +53,7 @@ use vars::Vars;
 use weight::WeightCost;
 #[cfg(feature = "cuda")]
 pub(crate) use weight::master_passes;
-use weights::Weights;
+use weights::{NewWeight, Weights};
 
 /// What a model costs in one recipe.
 #[derive(Debug)]
@@ -109,16 +109,21 @@ impl Costs {
             });
         }
         let weights = recipes.iter().zip(&model.layers);
-        let weights = weights.map(|(recipe, layer)| (*recipe, layer.block, layer.shape));
+        let weights = weights.map(|(recipe, layer)| NewWeight {
+            recipe: *recipe,
+            block: layer.block,
+            shape: layer.shape,
+        });
         let unit = config.state.unit(config.rule);
-        let weights = Weights::new(weights, (config, unit), block_cuts);
+        let weights = Weights::new(weights, config, unit, block_cuts);
         let weights = weights.map_err(|(number, source)| CostError::Layer { number, source })?;
         let vars = Vars::new(&model.vars, config)?;
-        let buckets = Buckets::new(model, (&weights, &vars), config);
+        let buckets = Buckets::new(model, &weights, &vars, config);
         let matrices = Matrices::new(&weights, config);
-        let (parameters, work) = ((&weights, &vars), (&buckets, &matrices));
-        let memory = RankMemory::new(parameters, work, config);
-        let step = StepTraffic::new(parameters, work, name, config, bandwidth);
+        let memory = RankMemory::new(&weights, &vars, &buckets, &matrices, config);
+        let step = StepTraffic::new(
+            &weights, &vars, &buckets, &matrices, name, config, bandwidth,
+        );
         let all = |of: fn(&WeightCost) -> &[u64]| {
             weights.sum(|cost| of(cost).iter().map(|&n| u128::from(n)).sum())
         };
@@ -133,7 +138,7 @@ impl Costs {
             var_gather_bytes: vars.all().sum(|cost| u128::from(cost.stored[memory.rank]))
                 + vars.staying_gathered(),
             staging: memory::staging(&buckets, config),
-            offloaded: OffloadCost::new(parameters, config),
+            offloaded: OffloadCost::new(&weights, &vars, config),
             rule: config.rule,
             state: config.state,
             memory,

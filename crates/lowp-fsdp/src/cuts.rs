@@ -21,8 +21,8 @@ impl<B: Backend> Builder<'_, B> {
         recipe: &impl Recipe,
         shape: Shape,
     ) -> Result<Vec<Range<usize>>, OptimError> {
-        let state = (self.options.state, self.options.group.rule);
-        let shards = flat_shards(recipe, shape, self.mesh.shard.world_size(), state)?;
+        let (state, rule) = (self.options.state, self.options.group.rule);
+        let shards = flat_shards(recipe, shape, self.mesh.shard.world_size(), state, rule)?;
         Ok(shards.iter().map(FlatShard::elements).collect())
     }
 
@@ -87,7 +87,8 @@ pub(crate) fn flat_shards(
     recipe: &impl Recipe,
     shape: Shape,
     ranks: usize,
-    (state, rule): (StateDtypes, Rule),
+    state: StateDtypes,
+    rule: Rule,
 ) -> Result<Vec<FlatShard>, ShardError> {
     let vector = match state.of_recipe(recipe).master {
         MasterDtype::Bf16Plus16 => 8,
@@ -115,9 +116,10 @@ mod tests {
             ("bf16", "master=bf16+16,exp_avg=fp8,exp_avg_sq=fp8", 32),
             ("fp8-current", "master=bf16+16", 1),
         ] {
-            let state = (state.parse().expect("dtypes"), Rule::AdamW);
+            let (state, rule): (StateDtypes, _) = (state.parse().expect("dtypes"), Rule::AdamW);
             for (shape, ranks) in [(Shape::new(64, 33), 3), (Shape::new(7, 5), 3)] {
-                let slices = flat_shards(&recipe(name), shape, ranks, state).expect("slices");
+                let slices = flat_shards(&recipe(name), shape, ranks, state, rule);
+                let slices = slices.expect("slices");
                 let starts: Vec<usize> = slices.iter().map(|s| s.elements().start).collect();
                 let each = shape.elements().div_ceil(ranks).next_multiple_of(unit);
                 let expected = (0..ranks).map(|rank| (rank * each).min(shape.elements()));

@@ -14,7 +14,7 @@ use thiserror::Error;
     Words(.kernels[0]), name(.roles[0]), Words(.kernels[1]), name(.roles[1])
 )]
 pub struct FormatMismatch {
-    /// The product.
+    /// The product, by the name of its [`Pass`](lowp_gemm::table::Pass).
     pub product: &'static str,
     /// The product's operands.
     pub roles: [Role; 2],
@@ -39,7 +39,7 @@ pub fn check_formats(recipe: &impl Recipe) -> Result<(), FormatMismatch> {
             .iter()
             .all(|(operand, orientation)| operand.quantized.contains(orientation.usage()));
         let [(_, x), (_, y)] = operands;
-        let alike = !quantized || share_format((&kernels[0], x), (&kernels[1], y));
+        let alike = !quantized || share_format(&kernels[0], x, &kernels[1], y);
         if !alike || kernels[0].hadamard != kernels[1].hadamard {
             return Err(FormatMismatch {
                 product: pass.name(),
@@ -51,10 +51,7 @@ pub fn check_formats(recipe: &impl Recipe) -> Result<(), FormatMismatch> {
     Ok(())
 }
 
-fn share_format(
-    (a, along_a): (&KernelKey, Orientation),
-    (b, along_b): (&KernelKey, Orientation),
-) -> bool {
+fn share_format(a: &KernelKey, along_a: Orientation, b: &KernelKey, along_b: Orientation) -> bool {
     let scales = [scales(a, along_a), scales(b, along_b)];
     let any = scales.contains(&Scales::One);
     a.element.bits() == b.element.bits() && (any || scales[0] == scales[1])

@@ -46,6 +46,7 @@ mod weight_pieces;
 mod weight_storage;
 
 pub use builder::FirstValues;
+pub use checkpoint::SavedModel;
 pub use code_counts::CodeCounts;
 pub use error::{ModelError, VarShapeError};
 pub use formats::{FormatMismatch, check_formats};
@@ -53,9 +54,12 @@ pub use gradients::Gradients;
 pub use lowp_gemm::Multiplies;
 pub use memory::LayerMemory;
 pub use operand::{
-    OperandEncode, OperandPlan, PassState, RecipeOperands, Rounded, code_buffers, encoded,
+    OperandEncode, OperandPart, OperandPlan, PassState, RecipeOperands, Rounded, code_buffers,
+    encoded,
 };
 pub use plain_vars::{VarPlace, VarWeight};
-pub use sharded_model::{ModelOptions, Passes, ShardedModel, Sharding, WeightBytes};
+pub use sharded_model::{
+    ModelDivergence, ModelOptions, Passes, ShardedModel, Sharding, WeightBytes,
+};
 pub use sharded_weight::ShardedWeight;
 pub use spec::{LinearSpec, VarSpec, VarUse};

@@ -36,7 +36,7 @@ pub struct LayerMemory<B: Backend> {
 }
 
 impl<B: Backend> LayerMemory<B> {
-    /// No memory yet.
+    /// Without memory: it is allocated by its first users.
     pub fn new(backend: &B) -> Arc<Self> {
         Self::of(backend, GatherPool::new(backend))
     }

@@ -14,7 +14,7 @@ use lowp_shard::{DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardErro
 
 mod encode;
 
-pub use encode::{OperandEncode, Rounded, code_buffers, encoded};
+pub use encode::{OperandEncode, OperandPart, Rounded, code_buffers, encoded};
 
 use crate::error::ModelError;
 use crate::memory::{CastBuffers, LayerMemory};
@@ -232,8 +232,12 @@ impl<B: Backend> RecipeOperands<B> {
             let [source, out] = [source, out].map(|values| Source::F32(values.clone()));
             (source, targets.clone(), out)
         };
-        let place = (shape, usage, first_token);
-        let encode = self.planned_encode(kind, place, &source, (targets, [None, None]), number)?;
+        let part = OperandPart {
+            shape,
+            usage,
+            first_token,
+        };
+        let encode = self.planned_encode(kind, part, &source, targets, [None, None], number)?;
         let find = |part| encode.target(orientation, part).cloned();
         let data = find(Part::Data).ok_or_else(|| lowp_format::FormatError::MissingUsage {
             orientation,
@@ -274,7 +278,8 @@ impl<B: Backend> RecipeOperands<B> {
     /// A shape that the recipe cannot take, or a rank failed.
     pub fn cast<'a>(
         &self,
-        (role, orientation): (Role, Orientation),
+        role: Role,
+        orientation: Orientation,
         data: &'a [f32],
         tokens: usize,
         features: usize,
@@ -365,24 +370,21 @@ mod tests {
         let data = vec![1.0; 64 * 32];
         let cast = |role, tokens: usize| {
             let data = &data[..tokens * 32];
-            layer.cast(role, data, tokens, 32).map(Cow::into_owned)
+            let cast = layer.cast(role, Orientation::Rowwise, data, tokens, 32);
+            cast.map(Cow::into_owned).expect("a cast")
         };
-        let first = cast((Role::Gradient, Orientation::Rowwise), 16).expect("a cast");
+        let first = cast(Role::Gradient, 16);
         for step in 0..3 * MAX_CASTS as u64 {
             // Other tokens and other shapes in every step, and one that comes again and again.
             layer.pass.begin(0, step * 64, true);
-            cast((Role::Gradient, Orientation::Rowwise), 64).expect("a cast");
-            cast(
-                (Role::Activation, Orientation::Rowwise),
-                1 + step as usize % 50,
-            )
-            .expect("a cast");
+            cast(Role::Gradient, 64);
+            cast(Role::Activation, 1 + step as usize % 50);
             layer.pass.begin(0, 0, true);
-            cast((Role::Gradient, Orientation::Rowwise), 16).expect("a cast");
+            cast(Role::Gradient, 16);
             let casts = layer.casts.lock().expect("casts");
             assert!(casts.len() <= MAX_CASTS);
         }
-        let again = cast((Role::Gradient, Orientation::Rowwise), 16).expect("a cast");
+        let again = cast(Role::Gradient, 16);
         assert_eq!(first, again);
         // Every kept cast holds at most one kind of buffers.
         assert!(memory.cast_kinds() <= MAX_CASTS, "{}", memory.cast_kinds());
@@ -394,12 +396,11 @@ mod tests {
         let layers = [0, 1, 2].map(|_| operands(&memory));
         let data = vec![1.0; 64 * 32];
         for layer in &layers {
-            layer
-                .cast((Role::Activation, Orientation::Rowwise), &data, 64, 32)
-                .expect("a cast");
-            layer
-                .cast((Role::Activation, Orientation::Columnwise), &data, 64, 32)
-                .expect("a cast");
+            for orientation in Orientation::ALL {
+                layer
+                    .cast(Role::Activation, orientation, &data, 64, 32)
+                    .expect("a cast");
+            }
         }
         assert_eq!(memory.cast_kinds(), 2, "one of each orientation");
         drop(layers);

@@ -97,6 +97,16 @@ enum VarStorage<B: Backend> {
     Transient(Arc<VarWeight<B>>),
 }
 
+/// The elements of a variable that a rank has.
+#[derive(Debug)]
+pub(crate) struct VarElements<'a> {
+    pub(crate) name: &'a str,
+    /// The elements of this rank.
+    pub(crate) own: Range<usize>,
+    /// How many there are on all ranks.
+    pub(crate) len: usize,
+}
+
 /// One rank's f32 parameters.
 #[derive(Debug)]
 pub(crate) struct PlainVars<B: Backend> {
@@ -115,7 +125,9 @@ impl<B: Backend> PlainVars<B> {
     /// Variables over `shards`, and what ranks must have in common of their gathers, each with its name, for the caller to compare. Collective;
     /// values are there after [`PlainVars::refresh`].
     pub(crate) fn new(
-        (backend, mesh, memory): (&B, &MeshComm<B>, &LayerMemory<B>),
+        backend: &B,
+        mesh: &MeshComm<B>,
+        memory: &LayerMemory<B>,
         specs: &[VarSpec],
         shards: Vec<ShardedTensor<B, VarRecipe>>,
         place: VarPlace,
@@ -204,11 +216,12 @@ impl<B: Backend> PlainVars<B> {
         })
     }
 
-    /// The name of each, the elements that this rank has of it, and how many there are.
-    pub(crate) fn elements(&self) -> impl Iterator<Item = (&str, Range<usize>, usize)> {
-        self.vars.iter().map(|var| {
-            let len = var.full.elements();
-            (var.name.as_str(), var.elements.clone(), len)
+    /// What this rank has of each.
+    pub(crate) fn elements(&self) -> impl Iterator<Item = VarElements<'_>> {
+        self.vars.iter().map(|var| VarElements {
+            name: &var.name,
+            own: var.elements.clone(),
+            len: var.full.elements(),
         })
     }
 

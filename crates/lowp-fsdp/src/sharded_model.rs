@@ -1,17 +1,16 @@
 //! [`ShardedModel`]: one rank's parameters, optimizer and communication. Linear layers live in a
 //! recipe, sharded as [`Sharding`] says; everything else lives in f32, sharded by rows.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lowp_comm::{GatherItem, MeshComm, or_abort, ordered};
-use lowp_format::{Phase, Recipe, ReshardAfterForward, magnitude};
+use lowp_format::{Recipe, ReshardAfterForward};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{Group, Optimizer, ParamId, PendingStep, StateDtypes, StepOptions, StepReport};
-use lowp_shard::{Divergence, FlatGather, GradBucketOptions, Reduction, ScaleBook, ScaleSlot};
+use lowp_shard::{FlatGather, GradBucketOptions, Reduction, ScaleBook};
 
 use crate::error::ModelError;
 use crate::gradients::Gradients;
@@ -20,6 +19,10 @@ use crate::operand::{PassState, RecipeOperands};
 use crate::plain_vars::{PlainVars, VarPlace, VarWeight};
 use crate::saving::Saving;
 use crate::sharded_weight::ShardedWeight;
+
+mod audit;
+
+pub use audit::ModelDivergence;
 
 /// What a rank has of the linear layers between steps. Both train the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -444,81 +447,6 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(self.vars.gather_bytes()? as u64)
     }
 
-    /// Compares every linear weight, as each phase gathers it, and every variable that is gathered for each use with a full cast of its
-    /// masters. Returns the differences with the number of their layer; the numbers of variables follow those of all layers.
-    /// Collective.
-    ///
-    /// # Errors
-    /// A rank failed.
-    pub fn audit(&self) -> Result<Vec<(usize, Phase, Divergence)>, ModelError> {
-        or_abort(&*self.mesh.world, self.try_audit())
-    }
-
-    fn try_audit(&self) -> Result<Vec<(usize, Phase, Divergence)>, ModelError> {
-        let mut found = Vec::new();
-        let amaxes = self.shared_amaxes()?;
-        let mut first = 0;
-        while first < self.weights.len() {
-            // A block stays gathered for a phase, whose masters are gathered one after the other.
-            let mut block = first..first + 1;
-            while let Some((_, next)) = self.weights.get(block.end)
-                && self.weights[first].1.is_with(next)?
-            {
-                block.end += 1;
-            }
-            first = block.end;
-            for phase in Phase::ALL {
-                for layer in block.clone() {
-                    let (id, weight) = &self.weights[layer];
-                    let full = self.gather_values(weight, &self.optimizer.cast_values(*id)?)?;
-                    let mut slots = self.optimizer.slots(*id)?.into_iter().flatten();
-                    let amax = slots.find_map(|slot| amaxes.get(&slot).copied());
-                    let full = self.backend.upload(&full)?;
-                    let divergence = weight.audit_phase(phase, &full, amax)?;
-                    found.extend(divergence.map(|d| (layer, phase, d)));
-                }
-            }
-            self.weights[block.start].1.release()?;
-        }
-        found.sort_by_key(|&(layer, phase, _)| (layer, phase as usize));
-        for (index, id) in self.var_ids.iter().enumerate() {
-            let Some(var) = self.vars.transient(index) else {
-                continue;
-            };
-            let full = self.gather_f32(var.element_ranges(), &self.optimizer.master(*id)?)?;
-            let full = self.backend.upload(&full)?;
-            let divergence = var.audit_phase(Phase::Forward, &full, None)?;
-            found.extend(divergence.map(|d| (self.weights.len() + index, Phase::Forward, d)));
-            var.release()?;
-        }
-        Ok(found)
-    }
-
-    /// The amaxes of masters by the entries of the scale book that several weights have in common.
-    fn shared_amaxes(&self) -> Result<BTreeMap<ScaleSlot, f32>, ModelError> {
-        let mut weights: BTreeMap<ScaleSlot, BTreeSet<usize>> = BTreeMap::new();
-        for (layer, (id, _)) in self.weights.iter().enumerate() {
-            for slot in self.optimizer.slots(*id)?.into_iter().flatten() {
-                weights.entry(slot).or_default().insert(layer);
-            }
-        }
-        weights.retain(|_, layers| layers.len() > 1);
-        let mut amaxes = BTreeMap::new();
-        for (slot, layers) in weights {
-            let mut amax = 0;
-            for (id, weight) in layers.into_iter().map(|layer| &self.weights[layer]) {
-                let full = self.gather_values(weight, &self.optimizer.master(*id)?)?;
-                let rounding = weight.source_rounding();
-                let magnitudes = full
-                    .into_iter()
-                    .map(|value| magnitude(rounding.apply(value)));
-                amax = magnitudes.fold(amax, u32::max);
-            }
-            amaxes.insert(slot, f32::from_bits(amax));
-        }
-        Ok(amaxes)
-    }
-
     /// The values of a weight, row-major, of which this rank has `own`. Collective over the shard group.
     pub(crate) fn gather_values(
         &self,
@@ -554,7 +482,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(from_bytes(&self.backend.download(&dest)?))
     }
 
-    /// The optimizer.
+    /// The optimizer of all parameters, with the masters and states of this rank.
     pub fn optimizer(&self) -> &Optimizer<B> {
         &self.optimizer
     }

@@ -50,6 +50,14 @@ struct DecodeKey {
     scratch: u64,
 }
 
+/// Where the gradient of a weight goes.
+#[derive(Clone, Debug)]
+struct ConnectedGradient<B: Backend> {
+    gradients: Arc<Gradients<B>>,
+    /// The number of the weight among their parameters.
+    param: usize,
+}
+
 #[derive(Debug)]
 struct State<B: Backend, R: Recipe> {
     storage: WeightStorage<B, R>,
@@ -57,8 +65,8 @@ struct State<B: Backend, R: Recipe> {
     scratches: Arc<Scratches<B>>,
     /// Planned once per place that the pool lends.
     decodes: Vec<(DecodeKey, B::Plan)>,
-    /// Where the gradient goes, and the parameter that it is there.
-    gradients: Option<(Arc<Gradients<B>>, usize)>,
+    /// Where the gradient goes.
+    gradients: Option<ConnectedGradient<B>>,
     /// Where the gradient is in the order of rows, if ranks own it in another one.
     by_rows: Option<GradTiles<B>>,
     /// Whether a micro-batch that is not finished left a gradient.
@@ -104,7 +112,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         let weight = |(param, (recipe, spec)): (usize, (R, ShardSpec))| {
             let storage = WeightStorage::Rows(Arc::clone(&block), param);
             let (tiles, ranges) = (*spec.tiles(), spec.all_elements());
-            Self::of((backend, mesh, memory), (recipe, tiles), storage, ranges)
+            Self::of(backend, mesh, memory, recipe, tiles, storage, ranges)
         };
         Ok((specs.into_iter().enumerate().map(weight).collect(), plan))
     }
@@ -119,17 +127,17 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         ranges: Vec<Range<usize>>,
     ) -> Self {
         let recipe = tensor.recipe();
-        let spec = (
-            recipe,
-            ShardTiles::of_rows(&recipe, tensor.shape(), Usage::BOTH),
-        );
+        let tiles = ShardTiles::of_rows(&recipe, tensor.shape(), Usage::BOTH);
         let storage = WeightStorage::Whole(Box::new(tensor));
-        Self::of((backend, mesh, memory), spec, storage, ranges)
+        Self::of(backend, mesh, memory, recipe, tiles, storage, ranges)
     }
 
     fn of(
-        (backend, mesh, memory): (&B, &MeshComm<B>, &Arc<LayerMemory<B>>),
-        (recipe, tiles): (R, ShardTiles),
+        backend: &B,
+        mesh: &MeshComm<B>,
+        memory: &Arc<LayerMemory<B>>,
+        recipe: R,
+        tiles: ShardTiles,
         storage: WeightStorage<B, R>,
         ranges: Vec<Range<usize>>,
     ) -> Self {
@@ -160,7 +168,8 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// # Errors
     /// A thread failed while it used the weight.
     pub fn connect(&self, gradients: &Arc<Gradients<B>>, param: usize) -> Result<(), ModelError> {
-        self.lock()?.gradients = Some((Arc::clone(gradients), param));
+        let gradients = Arc::clone(gradients);
+        self.lock()?.gradients = Some(ConnectedGradient { gradients, param });
         Ok(())
     }
 
@@ -243,19 +252,18 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         match held.rows() {
             Some((group, param)) => {
                 let shard = &group.params()[param];
+                let (local, rows) = (shard.local(), shard.spec().rows());
                 if !self.tiles.are_rows() {
-                    let tiles = (&self.tiles, shard.spec().rows());
-                    return weight_tiles(stream, name, shard.local(), tiles, first);
+                    return weight_tiles(stream, name, local, &self.tiles, rows, first);
                 }
-                let rows = (self.shape, shard.spec().rows(), false);
-                weight_pieces(stream, name, shard.local(), rows, first)
+                weight_pieces(stream, name, local, self.shape, rows, false, first)
             }
             None => {
                 let tensor = held.tensor()?;
                 let (shard, quantum) = (&self.mesh.shard, self.recipe.row_quantum(Usage::BOTH));
                 let cuts = RowCuts::new(self.shape.rows, shard.world_size(), quantum)?;
-                let rows = (self.shape, cuts.range(shard.rank()), true);
-                weight_pieces(stream, name, tensor, rows, first)
+                let rows = cuts.range(shard.rank());
+                weight_pieces(stream, name, tensor, self.shape, rows, true, first)
             }
         }
     }
@@ -269,17 +277,20 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
             Some((group, param)) => {
                 let shard = &group.params()[param];
                 shard.begin_write();
-                let rows = shard.spec().rows();
+                let (local, rows) = (shard.local(), shard.spec().rows());
                 if !self.tiles.are_rows() {
-                    let tiles = (&self.tiles, rows);
-                    return restore_tiles(backend, name, shard.local(), tiles, checkpoint);
+                    return restore_tiles(backend, name, local, &self.tiles, rows, checkpoint);
                 }
-                restore_weight(backend, name, shard.local(), (full, rows), checkpoint)
+                restore_weight(backend, name, local, full, rows, checkpoint)
             }
-            None => {
-                let rows = (full, 0..full.rows);
-                restore_weight(backend, name, held.tensor()?, rows, checkpoint)
-            }
+            None => restore_weight(
+                backend,
+                name,
+                held.tensor()?,
+                full,
+                0..full.rows,
+                checkpoint,
+            ),
         }
     }
 
@@ -405,7 +416,7 @@ impl<B: Backend, R: Recipe> State<B, R> {
 
 impl<B: Backend, R: Recipe> State<B, R> {
     /// Where the gradient goes.
-    fn connected(&self) -> Result<(Arc<Gradients<B>>, usize), ModelError> {
+    fn connected(&self) -> Result<ConnectedGradient<B>, ModelError> {
         self.gradients.clone().ok_or(ModelError::NotConnected)
     }
 }
@@ -523,7 +534,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
 
     fn try_gradient(&self) -> Result<Source<B>, ModelError> {
         let mut state = self.lock()?;
-        let (gradients, param) = state.connected()?;
+        let ConnectedGradient { gradients, param } = state.connected()?;
         state.open = true;
         let place = gradients.lock().grad(param)?;
         match &mut state.by_rows {
@@ -543,7 +554,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
 
     fn try_push_gradient(&self) -> Result<(), ModelError> {
         let mut state = self.lock()?;
-        let (gradients, param) = state.connected()?;
+        let ConnectedGradient { gradients, param } = state.connected()?;
         let mut gradients = gradients.lock();
         let place = gradients.taken(param)?;
         if let Some(by_rows) = &mut state.by_rows
@@ -561,7 +572,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
 
     fn reduce(&self, gradient: &[f32]) -> Result<(), ModelError> {
         let mut state = self.lock()?;
-        let (gradients, param) = state.connected()?;
+        let ConnectedGradient { gradients, param } = state.connected()?;
         if gradient.len() != self.shape.elements() {
             let (shape, found) = (self.shape, gradient.len());
             return Err(ModelError::GradientLength { found, shape });

@@ -10,9 +10,9 @@ pub struct LinearSpec {
     /// The transformer block that the layer belongs to, from 0. Weights of layers of one block that follow each other are gathered
     /// together: from the first use of one in a phase to the last, all are in memory.
     pub block: usize,
-    /// Output features.
+    /// Output features, the rows of the weight.
     pub rows: usize,
-    /// Input features.
+    /// Input features, the columns of the weight: `y = x W^T`.
     pub cols: usize,
     /// Initial values.
     pub init: Init,

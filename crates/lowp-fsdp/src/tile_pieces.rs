@@ -60,7 +60,8 @@ impl TileLayout {
     fn runs(
         self,
         of: TileRange,
-        (first, all): (usize, usize),
+        first: usize,
+        all: usize,
     ) -> impl Iterator<Item = [Range<usize>; 2]> {
         let [height, width] = self.tile;
         let beside = self.bands == 1;
@@ -104,7 +105,7 @@ impl TileLayout {
             let bytes = Late::new(len, move || {
                 let bytes = arrived.as_ref().as_ref().map_err(Clone::clone)?;
                 let mut piece = vec![0; len];
-                for [from, to] in self.runs(of, (begin, all)) {
+                for [from, to] in self.runs(of, begin, all) {
                     piece[to].copy_from_slice(&bytes[from]);
                 }
                 Ok(piece)
@@ -133,7 +134,7 @@ impl TileLayout {
         let mut first = 0;
         for of in tiles.ranges(owned) {
             let piece = checkpoint.read(name, self.dtype, self.full, self.block(&of))?;
-            for [to, from] in self.runs(of, (first, all)) {
+            for [to, from] in self.runs(of, first, all) {
                 memory[to].copy_from_slice(&piece[from]);
             }
             first += of.bands * of.tiles;

@@ -34,7 +34,8 @@ pub(crate) fn weight_tiles<B: Backend, R: Recipe>(
     stream: &B,
     name: &str,
     tensor: &QuantizedTensor<B::Buffer<u8>, R>,
-    (tiles, rows): (&ShardTiles, Range<usize>),
+    tiles: &ShardTiles,
+    rows: Range<usize>,
     first: bool,
 ) -> Result<Vec<Piece<Late>>, ShardError> {
     let mut pieces = Vec::new();
@@ -65,7 +66,8 @@ pub(crate) fn restore_tiles<B: Backend, R: Recipe>(
     backend: &B,
     name: &str,
     tensor: &QuantizedTensor<B::Buffer<u8>, R>,
-    (tiles, rows): (&ShardTiles, Range<usize>),
+    tiles: &ShardTiles,
+    rows: Range<usize>,
     checkpoint: &Checkpoint,
 ) -> Result<(), ModelError> {
     for spec in &tensor.recipe().stored(Usage::BOTH) {
@@ -95,7 +97,9 @@ pub(crate) fn weight_pieces<B: Backend, R: Recipe>(
     stream: &B,
     name: &str,
     tensor: &QuantizedTensor<B::Buffer<u8>, R>,
-    (full, rows, of_whole): (Shape, Range<usize>, bool),
+    full: Shape,
+    rows: Range<usize>,
+    of_whole: bool,
     first: bool,
 ) -> Result<Vec<Piece<Late>>, ShardError> {
     let mut pieces = Vec::new();
@@ -152,7 +156,8 @@ pub(crate) fn restore_weight<B: Backend, R: Recipe>(
     backend: &B,
     name: &str,
     tensor: &QuantizedTensor<B::Buffer<u8>, R>,
-    (full, rows): (Shape, Range<usize>),
+    full: Shape,
+    rows: Range<usize>,
     checkpoint: &Checkpoint,
 ) -> Result<(), ModelError> {
     for spec in &tensor.recipe().stored(Usage::BOTH) {

@@ -26,7 +26,7 @@ pub struct CallOperand {
 /// A column-major matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matrix {
-    /// Its entries.
+    /// The dtype of its entries.
     pub dtype: Dtype,
     /// Length of a column.
     pub rows: usize,

@@ -165,8 +165,13 @@ impl CublasLt {
                 };
                 planned.set_addresses(desc, left.scale, right.scale, bias)?;
                 if planned.algorithm.is_none() {
-                    let among = (workspace.bytes, alignment, self.reductions as u32);
-                    let found = planned.choose(self.handle.raw(), desc, among)?;
+                    let found = planned.choose(
+                        self.handle.raw(),
+                        desc,
+                        workspace.bytes,
+                        alignment,
+                        self.reductions as u32,
+                    )?;
                     planned.algorithm = Some(found);
                 }
                 let algorithm = planned.algorithm.as_ref().map_or(null(), from_ref);
@@ -314,7 +319,9 @@ impl Planned {
         &self,
         handle: sys::cublasLtHandle_t,
         desc: &GemmDesc,
-        (workspace, alignment, reductions): (usize, u32, u32),
+        workspace: usize,
+        alignment: u32,
+        reductions: u32,
     ) -> Result<sys::cublasLtMatmulAlgo_t, GemmError> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference =

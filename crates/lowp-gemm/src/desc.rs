@@ -85,9 +85,9 @@ impl Dtype {
 /// What the scales of an operand belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleMode {
-    /// No scales.
+    /// No scales: values are what they are.
     None,
-    /// One f32.
+    /// One f32 for the whole operand.
     Tensor,
     /// An f32 for each row.
     Rows,
@@ -104,9 +104,9 @@ pub enum ScaleMode {
 /// An operand of a product, described: a row-major matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OperandDesc {
-    /// Its entries.
+    /// The dtype of its entries.
     pub dtype: Dtype,
-    /// Its scales.
+    /// What its scales belong to.
     pub scale: ScaleMode,
     /// Whether the contracted axis is the inner one of memory.
     pub k_inner: bool,
@@ -131,7 +131,7 @@ pub struct GemmDesc {
     pub out: Dtype,
     /// Entries from one result of a batch to the next.
     pub out_stride: usize,
-    /// Number of products.
+    /// Number of equal products, whose operands and results are a stride apart.
     pub batch: usize,
     /// What follows the sums.
     pub epilogue: Epilogue,

@@ -26,9 +26,9 @@ impl OperandPtr {
 /// An operand of a product, ready.
 #[derive(Debug)]
 pub struct Operand {
-    /// What it holds.
+    /// Its dtype, scales and order in memory.
     pub desc: OperandDesc,
-    /// Where it is.
+    /// The device addresses of its entries and scales.
     pub ptr: OperandPtr,
     /// Address of the amax of two-level scales; 0 without.
     pub amax: u64,
@@ -37,7 +37,7 @@ pub struct Operand {
 }
 
 impl Operand {
-    /// bf16 values.
+    /// bf16 values at device address `data`, without scales; `k_inner` as in [`OperandDesc`].
     pub fn values(data: u64, k_inner: bool) -> Self {
         Self {
             desc: OperandDesc::plain(Dtype::Bf16, k_inner),

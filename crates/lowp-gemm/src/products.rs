@@ -11,7 +11,7 @@ use crate::GemmError;
 /// A row-major matrix that is multiplied.
 #[derive(Clone, Debug)]
 pub struct Factor<B: Backend> {
-    /// Its entries.
+    /// Its entries, row-major without gaps.
     pub values: B::Buffer<bf16>,
     /// Whether it is transposed before it is multiplied.
     pub transposed: bool,

@@ -1,6 +1,8 @@
 //! Jobs from a recipe: what a recipe answers (buffers, ingredients, rounding, what scales depend on)
 //! becomes the fields of a job. A backend sees the job only.
 
+use std::ops::Range;
+
 use lowp_format::{
     Extent, Form, FormatError, KernelKey, Orientation, Part, QuantizedTensor, Quantizers, Recipe,
     Role, ScaleLayout, ScaleRule, Shape, SourceRounding, Usage,
@@ -151,22 +153,28 @@ impl<B: Backend> AmaxJob<B> {
 
     /// The amaxes that `encode` makes its scales of; empty where it waits for none.
     pub fn before(backend: &B, encode: &EncodeJob<B>) -> Vec<Self> {
-        let kernels = &encode.kernels;
-        let source = (&encode.source, encode.source_rounding);
-        observations(backend, (encode.shape, 0), source, kernels, &encode.tensor)
+        observations(
+            backend,
+            encode.shape,
+            0,
+            &encode.source,
+            encode.source_rounding,
+            &encode.kernels,
+            &encode.tensor,
+        )
     }
 
     /// The amaxes that `encode` takes as agreed: of the tensor or its lines into their vectors, then of blocks into theirs.
     /// Empty where it waits for none.
     pub fn before_flat(backend: &B, encode: &FlatEncodeJob<B>) -> Vec<Self> {
-        let source = (&encode.source, encode.source_rounding);
-        let (kernels, inputs) = (&encode.kernels, &encode.tensor);
         let mut jobs = observations(
             backend,
-            (encode.shape, encode.start),
-            source,
-            kernels,
-            inputs,
+            encode.shape,
+            encode.start,
+            &encode.source,
+            encode.source_rounding,
+            &encode.kernels,
+            &encode.tensor,
         );
         jobs.extend(encode.blocks.as_ref().map(|flat| Self {
             shape: encode.shape,
@@ -182,11 +190,13 @@ impl<B: Backend> AmaxJob<B> {
     }
 }
 
-/// The observations that `inputs` are made of, each once.
+/// The observations that `inputs` are made of, each once; `source` has the elements of a matrix of `shape` from `start` on.
 fn observations<B: Backend>(
     backend: &B,
-    (shape, start): (Shape, usize),
-    (source, source_rounding): (&Source<B>, SourceRounding),
+    shape: Shape,
+    start: usize,
+    source: &Source<B>,
+    source_rounding: SourceRounding,
     kernels: &[KernelKey; 2],
     inputs: &[Option<TensorInput<B>>; 2],
 ) -> Vec<AmaxJob<B>> {
@@ -261,7 +271,7 @@ impl<B: Backend> HistoryJob<B> {
 }
 
 impl<B: Backend> FlatEncodeJob<B> {
-    /// An encode of elements `start..start + len` of a matrix of `shape`, the content of `source`, into new
+    /// An encode of `elements` of the flattened matrix of `shape`, the content of `source`, into new
     /// buffers: the bytes that they touch of the stored row-major data of `usage`, and whole arrays of scales.
     /// Amaxes are new entries, as in [`EncodeJob::new`]; [`AmaxJob::before_flat`] raises them.
     ///
@@ -272,10 +282,11 @@ impl<B: Backend> FlatEncodeJob<B> {
         recipe: &R,
         shape: Shape,
         usage: Usage,
-        (start, len): (usize, usize),
+        elements: Range<usize>,
         source: Source<B>,
     ) -> Result<Self, KernelError> {
         recipe.check(shape)?;
+        let (start, len) = (elements.start, elements.len());
         range("elements of a flat encode", start, len, shape.elements())?;
         let quantizers = recipe.quantizers(Role::Weight);
         let kernels = quantizers.kernels();

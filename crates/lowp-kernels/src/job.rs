@@ -2,15 +2,17 @@
 //! jobs of one kind that a backend plans and runs together.
 
 use half::bf16;
-use std::ops::Range;
-
 use lowp_format::{
-    AmaxAlgorithm, BufferSpec, Code, Extent, Form, FormatError, KernelKey, Orientation, Philox,
-    ScaleLayout, Shape, ShardTiles, SourceRounding,
+    AmaxAlgorithm, BufferSpec, Code, Form, FormatError, KernelKey, Orientation, ScaleLayout, Shape,
+    SourceRounding,
 };
 
 use crate::runs::Runs;
-use crate::{Backend, Master, Rule, Source, State};
+use crate::{Backend, Source};
+
+mod update;
+
+pub use update::{UpdateAmax, UpdateJob, UpdateRandom};
 
 /// One entry of an f32 vector that many tensors share.
 #[derive(Clone, Debug)]
@@ -352,77 +354,6 @@ pub struct InterleaveJob<B: Backend> {
     pub to: B::Buffer<u8>,
 }
 
-/// The amaxes of a new master.
-#[derive(Clone, Debug)]
-pub struct UpdateAmax<B: Backend> {
-    /// Shape of the master, where lines have amaxes.
-    pub shape: Shape,
-    /// The output vector.
-    pub out: B::Buffer<f32>,
-    /// Entry of the amax of all values.
-    pub tensor: Option<usize>,
-    /// First entry of the amaxes of lines, by orientation: of rows, then of columns.
-    pub lines: [Option<usize>; 2],
-}
-
-/// Which random bits the elements of an update round by (docs/numerics.md 23.1), so that no cut changes a bit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UpdateRandom {
-    /// Seed.
-    pub seed: u64,
-    /// Stream: one per parameter; the run's `random_step` is added to it from bit 32 on.
-    pub stream: u64,
-    /// The tiles of the matrix, where they are not in the order of its rows.
-    pub tiles: Option<ShardTiles>,
-    /// The job's first element, in the flattened tall matrix, or in the flattened matrix where that has the same order.
-    pub first: usize,
-}
-
-impl UpdateRandom {
-    /// Where elements of the job lie in the flattened matrix, run by run in their order.
-    pub fn runs(&self, elements: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-        let elements = self.first + elements.start..self.first + elements.end;
-        let (tiles, whole) = (self.tiles, elements.clone());
-        let runs = tiles
-            .into_iter()
-            .flat_map(move |tiles| tiles.runs(elements.clone()));
-        runs.chain(tiles.is_none().then_some(whole))
-    }
-
-    /// The generator of a step.
-    pub const fn philox(&self, random_step: u64) -> Philox {
-        Philox::new(self.seed, self.stream.wrapping_add(random_step << 32))
-    }
-}
-
-/// Updates one parameter (docs/numerics.md 12) and, in the same pass, raises its amax and
-/// encodes the new master.
-#[derive(Clone, Debug)]
-pub struct UpdateJob<B: Backend> {
-    /// How an element is updated.
-    pub rule: Rule,
-    /// Master values, updated in place. In bf16 they are rounded stochastically (docs/numerics.md 23.2), and amaxes and codes are those of the
-    /// rounded values. In two halves they are the parameter, too: they have neither amaxes nor other codes.
-    pub master: Master<B>,
-    /// What the rule keeps of each element, in the order of [`Rule::states`], updated in place. Where there are two, the second is f32 or has
-    /// the dtype of the first.
-    pub states: Vec<State<B>>,
-    /// Gradient.
-    pub grad: Source<B>,
-    /// Which entry of [`crate::StepScalars::groups`] applies.
-    pub group: usize,
-    /// The random bits of states in fp8 and of a master in bf16, which need some.
-    pub random: Option<UpdateRandom>,
-    /// Rounding of the master before amax and encode.
-    pub source_rounding: SourceRounding,
-    /// Raised to the amax of the new master, and to those of its lines.
-    pub amax: Option<UpdateAmax<B>>,
-    /// Encodes the new master: the shape, ingredients, tensor input and targets of an encode whose
-    /// source is the master buffer and whose source rounding is that of the job. The tensor input
-    /// must be known before the update; `amax` is raised after it.
-    pub encode: Option<Box<EncodeJob<B>>>,
-}
-
 /// Adds the sum of squares of a gradient, in binary64, to the output, and counts its non-finite
 /// values. Jobs may share `out` (jobs add in order); clear it before the run.
 ///
@@ -432,7 +363,7 @@ pub struct UpdateJob<B: Backend> {
 /// run of 4096, until one is left: the total of the job, which is added to the output.
 #[derive(Clone, Debug)]
 pub struct SumSquaresJob<B: Backend> {
-    /// Input.
+    /// The gradient, or a matrix; it may have no values.
     pub source: Source<B>,
     /// Two f32 entries are not enough for a binary64: the sum's bits are written as 8 bytes, and
     /// the count of non-finite values as 8 more (both little endian). 16 bytes, or a whole
@@ -444,7 +375,7 @@ pub struct SumSquaresJob<B: Backend> {
 /// where `into` is bfloat16, rounded to it to nearest even. A NaN gives a NaN; which one is not defined.
 #[derive(Clone, Debug)]
 pub struct SumJob<B: Backend> {
-    /// What is added.
+    /// What is added, element by element.
     pub from: Source<B>,
     /// The sums so far, updated in place; as long as `from`, of any dtype.
     pub into: Source<B>,
@@ -458,19 +389,28 @@ pub struct SumPartsJob<B: Backend> {
     pub parts: Source<B>,
     /// How many there are; at least one.
     pub count: usize,
-    /// The number of a part that lies elsewhere, and where, in the dtype of `parts`, whose values in its place are not read.
-    pub own: Option<(usize, Source<B>)>,
-    /// The sums.
+    /// A part that lies elsewhere; the values of `parts` in its place are not read.
+    pub own: Option<OwnPart<B>>,
+    /// The sums, one for each element of a part.
     pub into: B::Buffer<f32>,
     /// Whether they are added to what `into` holds.
     pub accumulate: bool,
+}
+
+/// A part of a sum that does not lie among the others.
+#[derive(Clone, Debug)]
+pub struct OwnPart<B: Backend> {
+    /// Its number in the order of the sum, from 0.
+    pub number: usize,
+    /// Its values, in the dtype of the other parts.
+    pub values: Source<B>,
 }
 
 /// Updates the momentum of a gradient, `m = mu m + g`, and rounds what is orthogonalised, Nesterov's `g + mu m` (docs/numerics.md 22.1).
 /// A NaN gives a NaN; which one is not defined.
 #[derive(Clone, Debug)]
 pub struct MomentumJob<B: Backend> {
-    /// Gradient.
+    /// The gradient, in f32 or bf16.
     pub grad: Source<B>,
     /// Momentum, updated in place; as long as `grad`.
     pub momentum: B::Buffer<f32>,
@@ -522,7 +462,7 @@ pub struct StepScalarsJob<B: Backend> {
     pub counts: B::Buffer<u8>,
     /// [`crate::StepScalars`] as plans read them, of as many groups as `options`.
     pub out: B::Buffer<u8>,
-    /// [`crate::StepRecord`].
+    /// What became of the step, [`crate::StepRecord::BYTES`] that the host reads.
     pub report: B::Buffer<u8>,
 }
 
@@ -565,27 +505,6 @@ pub enum Work<B: Backend> {
     Normalize(Vec<NormalizeJob<B>>),
     /// See [`StepScalarsJob`].
     StepScalars(Vec<StepScalarsJob<B>>),
-}
-
-impl<B: Backend> UpdateAmax<B> {
-    /// The amax of all values, into `slot`.
-    pub fn of_tensor(slot: Slot<B>) -> Self {
-        Self {
-            shape: Shape::new(0, 0),
-            out: slot.buffer,
-            tensor: Some(slot.index),
-            lines: [None; 2],
-        }
-    }
-
-    /// The amaxes of lines as block amaxes.
-    pub(crate) fn blocks(&self) -> impl Iterator<Item = BlockAmax> + use<B> {
-        let lines = self.lines;
-        Orientation::ALL.into_iter().filter_map(move |orientation| {
-            let block = Extent::Line.block(orientation);
-            lines[orientation as usize].map(|start| BlockAmax { block, start })
-        })
-    }
 }
 
 impl<B: Backend> EncodeJob<B> {

@@ -86,9 +86,9 @@ pub use host::zeroed;
 pub use ingredients::{rounds, rounds_by_block};
 pub use job::{
     AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
-    InterleaveJob, MomentumJob, NormalizeJob, PieceRows, RearrangeJob, Rearranged, RepackJob,
-    RoundJob, Slot, StepScalarsJob, StochasticKey, SumJob, SumPartsJob, SumSquaresJob, Target,
-    TensorInput, TransposeJob, UpdateAmax, UpdateJob, UpdateRandom, Work,
+    InterleaveJob, MomentumJob, NormalizeJob, OwnPart, PieceRows, RearrangeJob, Rearranged,
+    RepackJob, RoundJob, Slot, StepScalarsJob, StochasticKey, SumJob, SumPartsJob, SumSquaresJob,
+    Target, TensorInput, TransposeJob, UpdateAmax, UpdateJob, UpdateRandom, Work,
 };
 pub use kernel_code::KernelCode;
 pub use master::{MasterDtype, joined};

@@ -3,19 +3,21 @@
 //!
 //! It is the oracle of every conformance suite.
 
-use half::bf16;
 use lowp_format::codec::{e2m1, e4m3, e5m2, e8m0};
 use lowp_format::{
-    Axis, BufferSpec, Code, Extent, FourOverSix, HADAMARD_ROWS, KernelKey, Orientation, Part,
-    Philox, ScaleLayout, ScaleRule, Shape, SourceRounding, chooses_four, four_over_six_error,
+    Axis, Buffer, BufferSpec, Code, Extent, FourOverSix, HADAMARD_ROWS, KernelKey, Orientation,
+    Part, Philox, ScaleLayout, ScaleRule, Shape, SourceRounding, chooses_four, four_over_six_error,
     four_over_six_rows, four_over_six_scales, hadamard_rows, magnitude, tensor_scale,
     two_level_block_scale, two_level_decode_factor, two_level_encode_scale, two_level_multiplier,
 };
 
-use crate::power::power;
-use crate::scalars::canonical;
-use crate::{
-    GradContribution, GroupScalars, KernelError, Rule, StepCounts, StepRecord, StepScalars,
+use crate::KernelError;
+
+mod step;
+
+pub use step::{
+    StepOutput, inverse_norm, momentum, step_scalars, sum_bf16, sum_f32, sum_of_squares, sum_parts,
+    update,
 };
 
 /// A matrix and how one orientation of it is quantized.
@@ -34,8 +36,26 @@ pub struct Reference<'a> {
     /// Encode scales (of [`ScaleRule::Delayed`] and [`ScaleRule::Current`]) or amaxes (of two-level scales, of which
     /// the magnitude counts: a consumed entry is negative), of the tensor or of its lines; otherwise unused.
     pub tensor: &'a [f32],
-    /// Stochastic rounding: the generator, its step included, and the random byte of element 0.
-    pub random: Option<(Philox, u64)>,
+    /// Of stochastic rounding.
+    pub random: Option<RandomBytes>,
+}
+
+/// The random bytes of a matrix, one for each element.
+#[derive(Clone, Copy, Debug)]
+pub struct RandomBytes {
+    /// The generator: seed, and stream with the step.
+    pub philox: Philox,
+    /// The byte of the stream that belongs to the first element; those of the others follow, row-major.
+    pub first: u64,
+}
+
+/// Agreed amaxes of the blocks of a matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockAmaxes<'a> {
+    /// Block rows x columns.
+    pub block: [usize; 2],
+    /// One amax for each block, row-major, of which the magnitude counts: a consumed one is negative.
+    pub amaxes: &'a [f32],
 }
 
 /// The amax of `values`: NaN ignored, infinity kept, 0 for no values (docs/numerics.md 2.2).
@@ -175,8 +195,7 @@ impl Reference<'_> {
     }
 
     /// What a flat encode (docs/numerics.md 11) makes of `bytes`, the content of a target of `spec`:
-    /// the values are those from flat index `start` on, `amaxes` the agreed ones of the target's
-    /// blocks, row-major, consumed or not.
+    /// the values are those from flat index `start` on, `agreed` the amaxes of the target's blocks, where it has blocks.
     ///
     /// # Errors
     /// Ingredients outside the definition.
@@ -184,14 +203,20 @@ impl Reference<'_> {
         &self,
         spec: &BufferSpec,
         start: usize,
-        amaxes: Option<([usize; 2], &[f32])>,
+        agreed: Option<BlockAmaxes<'_>>,
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
         let cols = self.shape.cols;
         match spec.key.part {
             Part::DecodeScale | Part::Amax => bytes.copy_from_slice(&self.outer_entries()),
             Part::BlockScale => {
-                let ([height, width], amaxes) = amaxes.unwrap_or(([1, 1], &[]));
+                let BlockAmaxes {
+                    block: [height, width],
+                    amaxes,
+                } = agreed.unwrap_or(BlockAmaxes {
+                    block: [1, 1],
+                    amaxes: &[],
+                });
                 let [down, across] = [self.shape.rows.div_ceil(height), cols.div_ceil(width)];
                 for (at, amax) in amaxes.iter().enumerate().take(down * across) {
                     let (row, col) = (at / across, at % across);
@@ -208,7 +233,8 @@ impl Reference<'_> {
                 let first = start / spec.code.entries_per_byte() * spec.code.entries_per_byte();
                 for (at, &x) in (start..).zip(self.values) {
                     let (row, col) = (at / cols, at % cols);
-                    let amax = amaxes.map_or(0.0, |([height, width], amaxes)| {
+                    let amax = agreed.map_or(0.0, |BlockAmaxes { block, amaxes }| {
+                        let [height, width] = block;
                         amaxes[row / height * cols.div_ceil(width) + col / width]
                     });
                     let (_, multiplier) = self.scale(amax.abs(), [row, col]);
@@ -249,8 +275,9 @@ impl Reference<'_> {
                     .rows_of(block, at)
                     .map(|row| row.map(value).collect())
                     .collect();
-                let chosen = choose(rows, amax, self.outer(at).abs(), four_over_six, block);
-                (u32::from(chosen.0), Some(chosen.1))
+                let (scale, multiplier) =
+                    choose(rows, amax, self.outer(at).abs(), four_over_six, block);
+                (u32::from(scale), Some(multiplier))
             }
             _ => self.scale(amax, at),
         }
@@ -285,7 +312,7 @@ impl Reference<'_> {
     fn element(&self, x: f32, index: usize, multiplier: Option<f32>) -> u32 {
         let x = multiplier.map_or(x, |m| x * m);
         match (self.kernel.element, self.random) {
-            (Code::E2M1, Some((philox, first))) => {
+            (Code::E2M1, Some(RandomBytes { philox, first })) => {
                 let index = first.wrapping_add(index as u64);
                 u32::from(e2m1::encode_stochastic(x, philox.byte(index)))
             }
@@ -345,26 +372,27 @@ pub fn in_form(from: &ScaleLayout, to: &ScaleLayout, bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Decodes one orientation to f32, row-major. `tensor` are decode scales, or the
-/// amaxes of two-level scales: of the tensor, or of its lines.
-pub fn decode(
+/// Decodes one orientation to f32, row-major: codes in `data`, block scales in `scales` where there are some. `tensor` are decode scales, or
+/// the amaxes of two-level scales: of the tensor, or of its lines.
+pub fn decode<S: AsRef<[u8]>>(
     shape: Shape,
-    (orientation, kernel): (Orientation, &KernelKey),
-    (data, codes): (&BufferSpec, &[u8]),
-    scales: Option<(&BufferSpec, &[u8])>,
+    orientation: Orientation,
+    kernel: &KernelKey,
+    data: &Buffer<S>,
+    scales: Option<&Buffer<S>>,
     tensor: &[f32],
 ) -> Vec<f32> {
-    let entry = |spec: &BufferSpec, bytes: &[u8], row: usize, col: usize| {
+    let entry = |Buffer { spec, storage }: &Buffer<S>, row: usize, col: usize| {
         let [a, b] = if spec.axes[0] == Axis::Rows {
             [row, col]
         } else {
             [col, row]
         };
-        let line = &bytes[a / spec.tile[0] * spec.row_bytes(shape)..];
+        let line = &storage.as_ref()[a / spec.tile[0] * spec.row_bytes(shape)..];
         get(line, spec.code, b / spec.tile[1])
     };
     let value = |row, col| {
-        let code = entry(data, codes, row, col);
+        let code = entry(data, row, col);
         let byte = code as u8;
         let x = match kernel.element {
             Code::E4M3 => e4m3::decode(byte),
@@ -374,7 +402,7 @@ pub fn decode(
             Code::Bf16 => f32::from_bits(code << 16),
             Code::F32 => f32::from_bits(code),
         };
-        let scale = scales.map_or(0, |(spec, bytes)| entry(spec, bytes, row, col));
+        let scale = scales.map_or(0, |scales| entry(scales, row, col));
         let line = kernel.scale.line(orientation, [row, col]);
         let tensor = tensor.get(line).copied().unwrap_or(1.0);
         match kernel.scale {
@@ -391,188 +419,6 @@ pub fn decode(
         .flat_map(|r| (0..shape.cols).map(move |c| (r, c)))
         .map(|(r, c)| value(r, c))
         .collect()
-}
-
-/// One element of an update: the master and the states of `rule` after the step (docs/numerics.md 12). States that the rule does not have
-/// come back as they are. `g` is the gradient times the factor of `grad_scale` ([`Rule::grad_factor`]).
-pub fn update(rule: Rule, values: [f32; 3], g: f32, s: &GroupScalars) -> [f32; 3] {
-    match rule {
-        Rule::AdamW | Rule::AdamL2 => adam(rule == Rule::AdamL2, values, g, s),
-        Rule::Lion => lion(values, g, s),
-        Rule::Sgd | Rule::SgdMomentum | Rule::SgdNesterov => sgd(rule, values, g, s),
-        // The momentum is that of a pass before.
-        Rule::Muon | Rule::Moonlight => sgd(Rule::Sgd, values, g, s),
-    }
-}
-
-/// AdamW and Adam with L2: `exp_avg`, `exp_avg_sq`.
-fn adam(l2: bool, [p, m, v]: [f32; 3], g: f32, s: &GroupScalars) -> [f32; 3] {
-    let g = if l2 { s.weight_decay.mul_add(p, g) } else { g };
-    let m = s.beta1.mul_add(m, (1.0 - s.beta1) * g);
-    let v = s.beta2.mul_add(v, ((1.0 - s.beta2) * g) * g);
-    let (mh, vh) = (m / s.correction1, v / s.correction2);
-    let u = mh / (vh.sqrt() + s.eps);
-    let u = if l2 { u } else { s.weight_decay.mul_add(p, u) };
-    [(-s.lr).mul_add(u, p), m, v]
-}
-
-/// Lion: `exp_avg`.
-fn lion([p, m, none]: [f32; 3], g: f32, s: &GroupScalars) -> [f32; 3] {
-    let u = s.beta1.mul_add(m, (1.0 - s.beta1) * g);
-    let u = if u > 0.0 {
-        1.0
-    } else if u < 0.0 {
-        -1.0
-    } else {
-        u
-    };
-    let m = s.beta2.mul_add(m, (1.0 - s.beta2) * g);
-    let u = s.weight_decay.mul_add(p, u);
-    [(-s.lr).mul_add(u, p), m, none]
-}
-
-/// Stochastic gradient descent: `momentum_buffer`, or nothing.
-fn sgd(rule: Rule, [p, m, none]: [f32; 3], g: f32, s: &GroupScalars) -> [f32; 3] {
-    let g = s.weight_decay.mul_add(p, g);
-    let summed = s.beta1.mul_add(m, g);
-    let (u, m) = match rule {
-        Rule::SgdMomentum => (summed, summed),
-        Rule::SgdNesterov => (s.beta1.mul_add(summed, g), summed),
-        _ => (g, m),
-    };
-    [(-s.lr).mul_add(u, p), m, none]
-}
-
-/// The sum of squares of `values` in binary64, and how many are not finite, in the order that every
-/// backend keeps ([`crate::SumSquaresJob`]).
-pub fn sum_of_squares(values: &[f32]) -> (f64, u64) {
-    let squares = values.iter().map(|&x| f64::from(x) * f64::from(x));
-    let mut sums: Vec<f64> = squares.collect();
-    while sums.len() > 1 {
-        sums = sums.chunks(4096).map(run_sum).collect();
-    }
-    let non_finite = values.iter().filter(|x| !x.is_finite()).count();
-    (sums.first().copied().unwrap_or(0.0), non_finite as u64)
-}
-
-/// Value `i` is added to sum `i % 256`; then the upper half of the sums is added to the lower half
-/// until one is left.
-fn run_sum(values: &[f64]) -> f64 {
-    let mut sums = [0f64; 256];
-    for (i, &x) in values.iter().enumerate() {
-        sums[i % 256] += x;
-    }
-    for half in [128, 64, 32, 16, 8, 4, 2, 1] {
-        for i in 0..half {
-            sums[i] += sums[i + half];
-        }
-    }
-    sums[0]
-}
-
-/// One element of a sum into binary32 ([`crate::SumJob`]).
-pub fn sum_f32(into: f32, from: f32) -> f32 {
-    into + from
-}
-
-/// One element of a sum of parts in their order ([`crate::SumPartsJob`]).
-pub fn sum_parts(parts: impl IntoIterator<Item = f32>) -> f32 {
-    parts.into_iter().reduce(sum_f32).unwrap_or(0.0)
-}
-
-/// One element of a sum into bfloat16 ([`crate::SumJob`]).
-pub fn sum_bf16(into: bf16, from: f32) -> bf16 {
-    bf16::from_f32(into.to_f32() + from)
-}
-
-/// One element of a momentum ([`crate::MomentumJob`], docs/numerics.md 22.1): the momentum, and what is orthogonalised of it.
-pub fn momentum(m: f32, g: f32, mu: f32) -> (f32, bf16) {
-    let m = mu.mul_add(m, g);
-    (m, bf16::from_f32(mu.mul_add(m, g)))
-}
-
-/// The factor of a matrix whose squares have this sum ([`crate::NormalizeJob`], docs/numerics.md 22.3).
-pub fn inverse_norm(sum: f64) -> f32 {
-    let norm = sum.sqrt();
-    // A NaN stays one.
-    let least = match norm < LEAST_NORM {
-        true => LEAST_NORM,
-        false => norm,
-    };
-    (1.0 / least) as f32
-}
-
-/// What matrices of a smaller norm are divided by.
-const LEAST_NORM: f64 = 1e-7;
-
-/// The scalars of a step ([`crate::StepScalarsJob`], docs/numerics.md 12.8), the counts after it and the
-/// report. `parts` are whole replicas of `shards` ranks, among them `replica`.
-pub fn step_scalars(
-    parts: &[GradContribution],
-    shards: usize,
-    replica: usize,
-    options: &StepScalars,
-    counts: StepCounts,
-) -> (StepScalars, StepCounts, StepRecord) {
-    let squares = |replica: usize| {
-        let mut sum = parts[replica * shards].sum_squares;
-        for shard in 1..shards {
-            sum += parts[replica * shards + shard].sum_squares;
-        }
-        sum
-    };
-    let mut report = StepRecord::default();
-    for (rank, part) in parts.iter().enumerate() {
-        report.non_finite = report.non_finite.wrapping_add(part.non_finite);
-        if part.consensus != parts[0].consensus && report.consensus.is_none() {
-            report.consensus = Some(rank);
-        }
-        let first = rank - rank % shards;
-        if part.within != parts[first].within && report.within.is_none() {
-            report.within = Some(rank);
-        }
-    }
-    for other in 1..parts.len() / shards {
-        let differs = squares(other).to_bits() != squares(0).to_bits();
-        if differs && report.non_finite == 0 && report.replicas.is_none() {
-            report.replicas = Some(other);
-        }
-    }
-    let norm = squares(replica).sqrt() * f64::from(options.grad_scale.abs());
-    report.norm = if norm.is_nan() { f64::NAN } else { norm };
-    let factor = f64::from(options.max_norm) / (norm + 1e-6);
-    report.clip = if factor < 1.0 { factor as f32 } else { 1.0 };
-    let clipped = norm * f64::from(report.clip);
-    let defects = [
-        report.non_finite != 0,
-        !options.grad_scale.is_finite(),
-        clipped.is_nan() || clipped > f64::from(f32::MAX),
-        report.consensus.is_some(),
-        report.replicas.is_some(),
-        report.within.is_some(),
-    ];
-    let good = !defects.contains(&true);
-    report.applied = good && !options.skip;
-    let step = counts.applied.wrapping_add(1);
-    let mut after = counts;
-    match (options.skip, good) {
-        (true, _) => {}
-        (false, true) => after.applied = step,
-        (false, false) => after.skipped = counts.skipped.wrapping_add(1),
-    }
-    report.steps = after.applied;
-    report.skipped = after.skipped;
-    let mut scalars = options.clone();
-    scalars.grad_scale = canonical(options.grad_scale * report.clip);
-    scalars.skip = !report.applied;
-    for group in &mut scalars.groups {
-        let correction = |beta: f32| match group.bias_correction {
-            true => canonical((1.0 - power(beta.into(), step)) as f32),
-            false => 1.0,
-        };
-        [group.correction1, group.correction2] = [group.beta1, group.beta2].map(correction);
-    }
-    (scalars, after, report)
 }
 
 /// Writes entry `index` of a physical row.

@@ -8,7 +8,7 @@ use crate::power::power;
 /// The scalars of a parameter group (docs/numerics.md 12). A rule that has no use for one does not read it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupScalars {
-    /// Learning rate.
+    /// Learning rate of the step, with the factor of its schedule.
     pub lr: f32,
     /// Adam: decay of the first moment. Lion: what `exp_avg` is in the sum whose sign counts. SGD: the momentum.
     pub beta1: f32,
@@ -16,7 +16,7 @@ pub struct GroupScalars {
     pub beta2: f32,
     /// Adam: added to the root of the second moment.
     pub eps: f32,
-    /// Weight decay.
+    /// Weight decay; 0 decays nothing. Adam with L2 and SGD add the decay to the gradient, other rules to the update.
     pub weight_decay: f32,
     /// `f32(1 - beta1^step)`, the power in binary64; 1 without bias correction.
     pub correction1: f32,

@@ -11,7 +11,7 @@ use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaPlan, KernelError, Source};
 
 use crate::parts::Reduction;
 use crate::plans::run_if;
-use crate::raw::{Calls, Op};
+use crate::raw::{Calls, Op, RankOf};
 use crate::staging::{Arrivals, Staging};
 use crate::uneven::Delivery;
 
@@ -73,7 +73,7 @@ impl Method<'_> {
         items: &[ReduceItem<'_, Cuda>],
         wire: GradWire,
         runs: &[UnevenRun],
-        (rank, world): (usize, usize),
+        RankOf { rank, world }: RankOf,
     ) -> ReduceStaging {
         let grads = items.iter().map(|item| StagedGrad {
             dtype: item.grad.dtype(),
@@ -82,32 +82,29 @@ impl Method<'_> {
             own: item.ranges[rank].len(),
             accumulate: item.accumulate,
         });
-        ReduceStaging::of_batch(
-            &grads.collect::<Vec<_>>(),
-            runs,
-            self.adder(),
-            (rank, world),
-        )
+        ReduceStaging::of_batch(&grads.collect::<Vec<_>>(), runs, self.adder(), rank, world)
     }
 }
 
 impl Batch {
-    /// Of `items`, with their `runs`, as rank `rank` of `world` has them; `staging` has room for it.
+    /// Of `items`, with their `runs`, as this rank has them; `staging` has room for it.
     pub(crate) fn new(
         cuda: &Cuda,
         staging: &Staging,
         items: &[ReduceItem<'_, Cuda>],
         wire: GradWire,
-        (method, runs): (&Method<'_>, Vec<UnevenRun>),
-        (rank, world): (usize, usize),
+        method: &Method<'_>,
+        runs: Vec<UnevenRun>,
+        of: RankOf,
     ) -> Result<Self, CommError> {
+        let rank = of.rank;
         let lens = runs
             .iter()
             .map(|run| [run.parts[rank].len(), run.remainder.len()]);
         let passed_on = staging.passed_on(cuda, lens)?;
         let even = match method {
             Method::Library(grads) => {
-                let planned = LibrarySums::new(cuda, staging, (items, grads), (&runs, &passed_on));
+                let planned = LibrarySums::new(cuda, staging, items, grads, &runs, &passed_on);
                 EvenSums::Library(planned?)
             }
             Method::Receiver => {
@@ -124,16 +121,15 @@ impl Batch {
                         ..items[run.items.start]
                     });
                 batch.extend(of_run);
-                let planned = Reduction::new(cuda, staging, &batch, wire, (rank, world));
+                let planned = Reduction::new(cuda, staging, &batch, wire, of);
                 EvenSums::Receiver(planned?)
             }
         };
         let delivery = match runs.is_empty() {
             true => None,
-            false => {
-                let sums = (runs.as_slice(), passed_on.as_slice());
-                Some(Delivery::new(cuda, staging, items, sums, rank)?)
-            }
+            false => Some(Delivery::new(
+                cuda, staging, items, &runs, &passed_on, rank,
+            )?),
         };
         let on_wire = items
             .iter()
@@ -192,8 +188,10 @@ impl LibrarySums {
     fn new(
         cuda: &Cuda,
         staging: &Staging,
-        (items, grads): (&[ReduceItem<'_, Cuda>], &[&CudaBuffer<f32>]),
-        (runs, passed_on): (&[UnevenRun], &[[CudaBuffer<f32>; 2]]),
+        items: &[ReduceItem<'_, Cuda>],
+        grads: &[&CudaBuffer<f32>],
+        runs: &[UnevenRun],
+        passed_on: &[[CudaBuffer<f32>; 2]],
     ) -> Result<Self, CommError> {
         let others: Vec<usize> = UnevenRun::others(runs, items.len()).collect();
         let outs = others.iter().map(|&item| &items[item]);

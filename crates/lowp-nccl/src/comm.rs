@@ -14,7 +14,7 @@ use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError, Source};
 use crate::batch::Method;
 use crate::exit::Abandoned;
 use crate::rank_order::RankOrder;
-use crate::raw::{self, ID, Op, Raw};
+use crate::raw::{self, ID, Op, RankOf, Raw};
 use crate::watchdog::{self, Group as _};
 
 type Watchdog = watchdog::Watchdog<Raw, CudaEvent>;
@@ -185,8 +185,12 @@ impl NcclComm {
             rank: control.members()[0],
             message: format!("it gave {} bytes as NCCL's id of {ID}", id.len()),
         })?;
-        let (cuda, place) = (cuda.clone(), [control.rank(), control.world_size()]);
-        let join = move || Raw::join(&cuda, id, place, options.min_ctas);
+        let cuda = cuda.clone();
+        let of = RankOf {
+            rank: control.rank(),
+            world: control.world_size(),
+        };
+        let join = move || Raw::join(&cuda, id, of, options.min_ctas);
         Ok(Arc::new(watched(control, options.limit, join)?))
     }
 
@@ -359,8 +363,11 @@ impl NcclComm {
             _ => Method::Receiver,
         };
         let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = (self.rank(), self.world_size());
-        let batch = ordered.batch(&self.cuda, items, wire, &method, place)?;
+        let of = RankOf {
+            rank: self.rank(),
+            world: self.world_size(),
+        };
+        let batch = ordered.batch(&self.cuda, items, wire, &method, of)?;
         batch.begin(&self.cuda)?;
         self.batch(|| batch.memory(), |calls| batch.send(calls))?;
         batch.end(&self.cuda)?;

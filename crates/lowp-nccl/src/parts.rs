@@ -5,21 +5,22 @@ use std::ops::Range;
 
 use lowp_comm::{CommError, GradWire, ReduceItem, ReduceStaging, spanned};
 use lowp_kernels::{
-    Backend, ConvertJob, Cuda, CudaPlan, FloatDtype, KernelError, Source, SumPartsJob, Work,
+    Backend, ConvertJob, Cuda, CudaPlan, FloatDtype, KernelError, OwnPart, Source, SumPartsJob,
+    Work,
 };
 
 use crate::plans::run;
-use crate::raw::Calls;
+use crate::raw::{Calls, RankOf};
 use crate::staging::Staging;
 
 /// What adding the parts of `item` stages.
 fn needed(
     item: &ReduceItem<'_, Cuda>,
     wire: GradWire,
-    (rank, world): (usize, usize),
+    RankOf { rank, world }: RankOf,
 ) -> ReduceStaging {
-    let lens = (spanned(item.ranges).len(), item.ranges[rank].len());
-    ReduceStaging::of_parts((item.grad.dtype(), wire), lens, world)
+    let (len, own) = (spanned(item.ranges).len(), item.ranges[rank].len());
+    ReduceStaging::of_parts(item.grad.dtype(), wire, len, own, world)
 }
 
 /// Elements of the memory where the parts of a range of `own` arrive: nothing arrives at a rank that is alone.
@@ -61,14 +62,15 @@ pub(crate) struct Reduction {
 }
 
 impl Reduction {
-    /// Of `items`, as rank `rank` of `world` has them.
+    /// Of `items`, as this rank has them.
     pub(crate) fn new(
         cuda: &Cuda,
         staging: &Staging,
         items: &[ReduceItem<'_, Cuda>],
         wire: GradWire,
-        (rank, world): (usize, usize),
+        of: RankOf,
     ) -> Result<Self, CommError> {
+        let RankOf { rank, world } = of;
         let (mut planned, mut convert, mut add) = (vec![], vec![], vec![]);
         let mut used = ReduceStaging::default();
         for item in items {
@@ -85,7 +87,7 @@ impl Reduction {
                         cuda,
                         staging.narrow.as_ref(),
                         FloatDtype::Bf16,
-                        (used.narrow, len),
+                        used.narrow..used.narrow + len,
                     )?;
                     convert.push(ConvertJob {
                         from: Source::F32(grad),
@@ -97,8 +99,8 @@ impl Reduction {
             };
             let dtype = usize::from(sent.dtype() == FloatDtype::Bf16);
             let (memory, start) = (staging.arrivals[dtype].as_ref(), used.arrivals[dtype]);
-            let received =
-                Staging::view(cuda, memory, sent.dtype(), (start, arriving(world, own)))?;
+            let arriving = start..start + arriving(world, own);
+            let received = Staging::view(cuda, memory, sent.dtype(), arriving)?;
             let (mut to, mut from) = (vec![], vec![]);
             for (peer, range) in item.ranges.iter().enumerate() {
                 to.push(sent.view(cuda, place(range))?);
@@ -108,12 +110,18 @@ impl Reduction {
                     received.view(cuda, peer * own..(peer + 1) * own)?
                 });
             }
-            used = [used, needed(item, wire, (rank, world))].into_iter().sum();
+            used = [used, needed(item, wire, of)].into_iter().sum();
             let own = sent.view(cuda, place(&item.ranges[rank]))?;
             // The part of a rank that is alone is the sum.
             let (parts, own) = match world {
                 1 => (own, None),
-                _ => (received, Some((rank, own))),
+                _ => (
+                    received,
+                    Some(OwnPart {
+                        number: rank,
+                        values: own,
+                    }),
+                ),
             };
             add.push(SumPartsJob {
                 parts,

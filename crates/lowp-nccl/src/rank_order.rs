@@ -9,6 +9,7 @@ use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaPlan, FloatDtype, Source, SumP
 
 use crate::batch::{Batch, Method};
 use crate::plans::run;
+use crate::raw::RankOf;
 use crate::staging::Staging;
 
 /// Most batches that are kept: callers whose gradients move all the time plan anew.
@@ -58,7 +59,7 @@ impl RankOrder {
         items: &[ReduceItem<'_, Cuda>],
         wire: GradWire,
         method: &Method<'_>,
-        place: (usize, usize),
+        of: RankOf,
     ) -> Result<&Batch, CommError> {
         let places = items.iter().map(|item| Place {
             grad: item.grad.span(cuda),
@@ -70,12 +71,12 @@ impl RankOrder {
         let key = (wire, places.collect());
         let known = self.batches.get(&key);
         if !known.is_some_and(|known| known.is_of(items)) {
-            let runs = method.runs(items, place.1);
-            self.hold(cuda, method.staging(items, wire, &runs, place))?;
+            let runs = method.runs(items, of.world);
+            self.hold(cuda, method.staging(items, wire, &runs, of))?;
             if self.batches.len() == MOST {
                 self.batches.clear();
             }
-            let planned = Batch::new(cuda, &self.staging, items, wire, (method, runs), place)?;
+            let planned = Batch::new(cuda, &self.staging, items, wire, method, runs, of)?;
             self.batches.insert(key.clone(), planned);
         }
         Ok(&self.batches[&key])
@@ -116,7 +117,7 @@ impl RankOrder {
                     cuda,
                     self.staging.arrivals[0].as_ref(),
                     FloatDtype::F32,
-                    (0, world * len),
+                    0..world * len,
                 )?;
                 let add = cuda.plan(Work::SumParts(vec![SumPartsJob {
                     parts: all.clone(),

@@ -149,12 +149,20 @@ pub(crate) fn new_id() -> Result<[u8; ID], KernelError> {
     Ok(id.internal.map(|c| c.to_ne_bytes()[0]))
 }
 
+/// The rank of a group that this is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RankOf {
+    pub(crate) rank: usize,
+    /// Ranks of the group.
+    pub(crate) world: usize,
+}
+
 impl Raw {
-    /// Joins the group of `id` as `rank` of `world`. Waits for all other ranks: on a thread of its own.
+    /// Joins the group of `id` as this rank of it. Waits for all other ranks: on a thread of its own.
     pub(crate) fn join(
         cuda: &Cuda,
         id: [u8; ID],
-        [rank, world]: [usize; 2],
+        RankOf { rank, world }: RankOf,
         min_ctas: u32,
     ) -> Result<Self, KernelError> {
         let number = |n: usize| {

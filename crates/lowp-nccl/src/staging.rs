@@ -1,5 +1,7 @@
 //! [`Staging`]: memory of a device between what arrives and the sums. All batches use it one after the other, on one stream.
 
+use std::ops::Range;
+
 use lowp_comm::ReduceStaging;
 use lowp_kernels::{
     Backend, Cuda, CudaBuffer, CudaPlan, FloatDtype, KernelError, Source, SumJob, Work,
@@ -48,15 +50,15 @@ impl Staging {
         Ok(moved)
     }
 
-    /// Elements from `start` on of a memory that holds them.
+    /// These elements of a memory that holds them.
     pub(crate) fn view(
         cuda: &Cuda,
         memory: Option<&Source<Cuda>>,
         dtype: FloatDtype,
-        (start, len): (usize, usize),
+        elements: Range<usize>,
     ) -> Result<Source<Cuda>, KernelError> {
         match memory {
-            Some(memory) => memory.view(cuda, start..start + len),
+            Some(memory) => memory.view(cuda, elements),
             None => Source::alloc(cuda, dtype, 0),
         }
     }
@@ -106,7 +108,7 @@ impl Staging {
 fn f32_view(
     cuda: &Cuda,
     memory: Option<&Source<Cuda>>,
-    elements: std::ops::Range<usize>,
+    elements: Range<usize>,
 ) -> Result<CudaBuffer<f32>, KernelError> {
     match memory {
         Some(Source::F32(memory)) => cuda.view(memory, elements),

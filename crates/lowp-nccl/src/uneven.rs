@@ -28,7 +28,8 @@ impl Delivery {
         cuda: &Cuda,
         staging: &Staging,
         items: &[ReduceItem<'_, Cuda>],
-        (runs, sums): (&[UnevenRun], &[[CudaBuffer<f32>; 2]]),
+        runs: &[UnevenRun],
+        sums: &[[CudaBuffer<f32>; 2]],
         rank: usize,
     ) -> Result<Self, KernelError> {
         let owned: Vec<_> = items.iter().map(|item| item.ranges).collect();
@@ -42,11 +43,11 @@ impl Delivery {
             into = others;
             let own = |item: usize, elements: &Range<usize>| {
                 let place = &of_run[item - run.items.start];
-                part_of(cuda, (place, owned[item][rank].start), elements)
+                part_of(cuda, place, owned[item][rank].start, elements)
             };
-            let part = (sums, run.parts[rank].start);
+            let first = run.parts[rank].start;
             for Move { peer, elements, .. } in run.sent(&owned, rank) {
-                sent.push((peer, part_of(cuda, part, &elements)?));
+                sent.push((peer, part_of(cuda, sums, first, &elements)?));
             }
             for Move {
                 peer,
@@ -56,13 +57,13 @@ impl Delivery {
             {
                 let place = own(item, &elements)?;
                 if peer == rank {
-                    copies.push([part_of(cuda, part, &elements)?, place]);
+                    copies.push([part_of(cuda, sums, first, &elements)?, place]);
                 } else {
                     received.push((peer, place));
                 }
             }
             for (item, elements) in run.of_remainder(&owned, rank) {
-                let from = part_of(cuda, (remainder, run.remainder.start), &elements)?;
+                let from = part_of(cuda, remainder, run.remainder.start, &elements)?;
                 copies.push([from, own(item, &elements)?]);
             }
         }
@@ -103,10 +104,11 @@ impl Delivery {
     }
 }
 
-/// These elements of a memory, of a buffer that begins at one of them.
+/// These elements of a memory, of a buffer that begins at element `start` of it.
 fn part_of(
     cuda: &Cuda,
-    (buffer, start): (&CudaBuffer<f32>, usize),
+    buffer: &CudaBuffer<f32>,
+    start: usize,
     elements: &Range<usize>,
 ) -> Result<CudaBuffer<f32>, KernelError> {
     cuda.view(buffer, elements.start - start..elements.end - start)

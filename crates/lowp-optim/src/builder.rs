@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use lowp_comm::{CommError, Communicator, Mesh, or_abort};
 use lowp_format::{QuantizedTensor, Recipe, is_in_bf16};
 use lowp_gemm::Products;
-use lowp_kernels::{Backend, KernelError, Master, MasterDtype, Source, State, UpdateRandom, bf16};
+use lowp_kernels::{Backend, KernelError, Master, MasterDtype, Source, UpdateRandom, bf16};
 use lowp_shard::{
-    CastItem, CastPlan, CastTarget, FlatGather, FlatParam, ScaleBook, ScaleBookBuilder, ShardError,
+    CastItem, CastPlan, CastTensor, FlatGather, FlatParam, ScaleBook, ScaleBookBuilder, ShardError,
     check_flat,
 };
 
@@ -18,14 +18,11 @@ use crate::optimizer::Optimizer;
 use crate::param::{Param, ParamId, ParamPlace, ParamSpec};
 use crate::planned_sets::PlannedSets;
 use crate::report::Compared;
-use crate::work::StepWork;
+use crate::work::{NewStep, StepWork};
 use crate::{Group, MatrixCut, OptimError};
 
 /// The streams of random bits of parameters, apart from those of operands with the same seed.
 const RANDOM: u64 = 1 << 63;
-
-/// The master, the states and the gradient of a parameter, where it has one.
-type Owned<B> = (Master<B>, Vec<State<B>>, Option<Source<B>>);
 
 /// Collects groups and parameters; recipes and plain parameters mix in any order.
 #[derive(Debug)]
@@ -145,7 +142,7 @@ impl<B: Backend> OptimizerBuilder<B> {
     /// A name twice, an unknown group, or master values that do not fit the shard.
     pub fn param(
         &mut self,
-        tensor: &impl CastTarget<B>,
+        tensor: &impl CastTensor<B>,
         spec: ParamSpec,
     ) -> Result<ParamId, OptimError> {
         let needed = tensor.tensor().shape().elements();
@@ -164,14 +161,14 @@ impl<B: Backend> OptimizerBuilder<B> {
     /// As [`OptimizerBuilder::param`]; memory of another length, or of another device, or halves of which `tensor` is none.
     pub fn param_in(
         &mut self,
-        tensor: &impl CastTarget<B>,
+        tensor: &impl CastTensor<B>,
         name: impl Into<String>,
         group: usize,
         memory: ParamMemory<B>,
     ) -> Result<ParamId, OptimError> {
         let (name, len) = (name.into(), tensor.tensor().shape().elements());
         self.check_new(&name, group)?;
-        memory.check(&self.backend, (&name, self.groups[group].rule, len))?;
+        memory.check(&self.backend, &name, self.groups[group].rule, len)?;
         if let Master::Bf16Plus16 { parameter, .. } = &memory.master {
             let half = half_of(tensor.tensor(), MasterDtype::Bf16Plus16);
             let span = |half| self.backend.span::<u8>(half);
@@ -179,14 +176,7 @@ impl<B: Backend> OptimizerBuilder<B> {
                 return Err(OptimError::Halves { name });
             }
         }
-        let ParamMemory {
-            master,
-            states,
-            grad,
-            place,
-        } = memory;
-        let owned = (master, states, grad);
-        self.add_in((name, group, len), place, owned, |builder, master| {
+        self.add_in(name, group, len, memory, |builder, master| {
             Ok(CastItem::rows(tensor, master, &mut builder.scales))
         })
     }
@@ -263,7 +253,13 @@ impl<B: Backend> OptimizerBuilder<B> {
             self.host_bytes += len * master.dtype().bytes() + state.bytes(rule, len);
         }
         let grad = Some(Source::alloc(&self.backend, grad, len)?);
-        let id = self.add_in((name, group, len), place, (master, states, grad), item)?;
+        let memory = ParamMemory {
+            master,
+            states,
+            grad,
+            place,
+        };
+        let id = self.add_in(name, group, len, memory, item)?;
         if let Some(values) = first {
             self.params[id.index].write_master(&self.backend, &values)?;
         }
@@ -288,14 +284,21 @@ impl<B: Backend> OptimizerBuilder<B> {
         Ok(())
     }
 
-    /// Adds a parameter of `len` elements over its master, states and gradient, cast by what `item` returns for the master.
+    /// Adds a parameter of `len` elements over its memory, cast by what `item` returns for the master.
     fn add_in(
         &mut self,
-        (name, group, len): (String, usize, usize),
-        place: ParamPlace,
-        (master, states, grad): Owned<B>,
+        name: String,
+        group: usize,
+        len: usize,
+        memory: ParamMemory<B>,
         item: impl FnOnce(&mut Self, Master<B>) -> Result<CastItem<B>, OptimError>,
     ) -> Result<ParamId, OptimError> {
+        let ParamMemory {
+            master,
+            states,
+            grad,
+            place,
+        } = memory;
         let item = item(self, master.clone())?;
         let left_out = grad.is_none();
         let grad = match grad {
@@ -450,14 +453,17 @@ impl<B: Backend> OptimizerBuilder<B> {
         }
         let grad = |p: &Param<B>| (!p.left_out).then(|| p.grad.clone());
         let grads: Vec<Option<Source<B>>> = params.iter().map(grad).collect();
-        let place = (&backend, &world, mesh);
-        let work = StepWork::new(
-            place,
-            &book,
-            (&params, groups.len()),
-            &grads,
-            (muon, gather),
-        )?;
+        let work = StepWork::new(NewStep {
+            backend: &backend,
+            world: &world,
+            mesh,
+            book: &book,
+            params: &params,
+            groups: groups.len(),
+            grads: &grads,
+            muon,
+            flat: gather,
+        })?;
         Ok(Optimizer {
             id,
             backend,

@@ -23,7 +23,9 @@ impl<B: Backend> ParamMemory<B> {
     pub(crate) fn check(
         &self,
         backend: &B,
-        (name, rule, len): (&str, Rule, usize),
+        name: &str,
+        rule: Rule,
+        len: usize,
     ) -> Result<(), OptimError> {
         check_count(name, rule, self.states.len())?;
         self.master.owned_by(backend)?;

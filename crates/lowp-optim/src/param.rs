@@ -15,14 +15,14 @@ use crate::{MatrixCut, StateDtypes};
 /// One parameter as this rank sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamSpec {
-    /// Unique name.
+    /// Its name, which no other parameter of the optimizer has.
     pub name: String,
     /// Index returned by [`OptimizerBuilder::group`](crate::OptimizerBuilder::group).
     pub group: usize,
     /// Initial master values of this rank's rows, row-major, or of its slice of the flattened matrix
     /// ([`OptimizerBuilder::flat_param`](crate::OptimizerBuilder::flat_param)). Masters in bf16 begin with them rounded to nearest even.
     pub master: Vec<f32>,
-    /// Gradient storage.
+    /// The dtype that its gradient is stored in; the update reads it as f32.
     pub grad: FloatDtype,
     /// Storage of the master, and of the states of its rule. A master of 16 bits beside a parameter in bf16 is in f32 where the parameter is not
     /// in bf16 ([`StateDtypes::of_recipe`]).

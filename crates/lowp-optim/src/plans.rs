@@ -68,7 +68,8 @@ impl<B: Backend> Buffers<B> {
     pub(crate) fn new(
         backend: &B,
         ranks: usize,
-        (shards, replica): (usize, usize),
+        shards: usize,
+        replica: usize,
         groups: usize,
     ) -> Result<Self, KernelError> {
         let end = GradContribution::BYTES + StepScalars::bytes(groups);

@@ -27,7 +27,7 @@ pub struct StepReport {
     pub applied: bool,
     /// Global norm and non-finite count.
     pub grad: GradNorm,
-    /// The clipping factor.
+    /// What gradients were multiplied by to clip their norm; 1 where they were not clipped.
     pub clip: f32,
     /// Steps that were applied so far, this one included.
     pub steps: u64,

@@ -3,7 +3,7 @@
 /// How a learning rate falls after warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decay {
-    /// Half a cosine.
+    /// By half a cosine, from the highest rate to the last.
     #[default]
     Cosine,
     /// In a straight line.

@@ -15,7 +15,7 @@ use crate::{OptimError, Optimizer, ParamId};
 /// The master and the states of this rank's elements of a parameter, widened to f32, which is exact.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ParamState {
-    /// Master values.
+    /// Master values of this rank's elements, in the order of the matrix.
     pub master: Vec<f32>,
     /// The states of its rule ([`Rule::states`](lowp_kernels::Rule::states)), each as long as the master.
     pub states: Vec<Vec<f32>>,
@@ -24,7 +24,7 @@ pub struct ParamState {
 /// [`ParamState`] on its way from a device.
 #[derive(Debug)]
 pub struct PendingState {
-    /// Master values.
+    /// Master values of this rank's elements, in their dtype.
     pub master: PendingValues,
     /// The states of its rule, in their order.
     pub states: Vec<PendingValues>,

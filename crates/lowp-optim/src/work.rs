@@ -39,18 +39,40 @@ pub(crate) struct StepWork<B: Backend> {
     records: Records<B>,
 }
 
+/// What a step is planned of.
+#[derive(Debug)]
+pub(crate) struct NewStep<'a, B: Backend> {
+    pub(crate) backend: &'a B,
+    pub(crate) world: &'a Arc<dyn Communicator<B>>,
+    pub(crate) mesh: Mesh,
+    pub(crate) book: &'a Arc<ScaleBook<B>>,
+    pub(crate) params: &'a [Param<B>],
+    /// Number of parameter groups.
+    pub(crate) groups: usize,
+    /// The gradient of each parameter; `None` of those that have none.
+    pub(crate) grads: &'a [Option<Source<B>>],
+    /// Makes matrices orthogonal, where there are any.
+    pub(crate) muon: Option<Muon<B>>,
+    /// Gathers the weights whose masters are flat slices, where there are any.
+    pub(crate) flat: Option<FlatGather<B>>,
+}
+
 impl<B: Backend> StepWork<B> {
-    /// Plans a step over `grads`; `muon` makes matrices orthogonal, and `flat` gathers the weights whose masters are flat slices.
-    pub(crate) fn new(
-        (backend, world, mesh): (&B, &Arc<dyn Communicator<B>>, Mesh),
-        book: &Arc<ScaleBook<B>>,
-        (params, groups): (&[Param<B>], usize),
-        grads: &[Option<Source<B>>],
-        (muon, flat): (Option<Muon<B>>, Option<FlatGather<B>>),
-    ) -> Result<Self, OptimError> {
+    pub(crate) fn new(step: NewStep<'_, B>) -> Result<Self, OptimError> {
+        let NewStep {
+            backend,
+            world,
+            mesh,
+            book,
+            params,
+            groups,
+            grads,
+            muon,
+            flat,
+        } = step;
         let ranks = world.world_size();
         let (replica, _) = mesh.coordinates(world.rank())?;
-        let buffers = Buffers::new(backend, ranks, (mesh.shard, replica), groups)?;
+        let buffers = Buffers::new(backend, ranks, mesh.shard, replica, groups)?;
         let mut records = Records::new(backend, params.len(), groups)?;
         let names = params.iter().map(|param| param.name.clone()).collect();
         let planner = Planner {

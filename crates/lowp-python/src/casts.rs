@@ -64,12 +64,12 @@ impl<B: Place> Encode<B> {
     pub(crate) fn new(
         backend: &B,
         recipe: AnyRecipe,
-        shape: (usize, usize),
-        (source, dtype): (MemoryArg, &str),
+        shape: Shape,
+        source: MemoryArg,
+        dtype: &str,
         buffers: Named,
     ) -> Result<Self, Error> {
         let source = backend.source(source.into(), dtype)?;
-        let shape = Shape::new(shape.0, shape.1);
         let tensor = tensor(backend, recipe, shape, buffers)?;
         let mut book = ScaleBookBuilder::default();
         let item = CastItem::rows(&tensor, source, &mut book);
@@ -128,8 +128,9 @@ impl Casts {
         buffers: Named,
     ) -> Result<(), Error> {
         let key = key(&device, recipe, shape, dtype.to_owned(), &source, &buffers);
+        let matrix = Shape::new(shape.0, shape.1);
         on_device!(&Device::new(&device)?, |backend| py.detach(|| {
-            let plan = || Encode::new(backend, recipe.recipe, shape, (source, dtype), buffers);
+            let plan = || Encode::new(backend, recipe.recipe, matrix, source, dtype, buffers);
             self.run(backend, key, || Ok(Cast::Encode(Box::new(plan()?))))
         }))
     }
@@ -149,8 +150,9 @@ impl Casts {
     ) -> Result<(), Error> {
         let how = format!("{orientation} {dtype}");
         let key = key(&device, recipe, shape, how, &out, &buffers);
+        let matrix = Shape::new(shape.0, shape.1);
         on_device!(&Device::new(&device)?, |backend| py.detach(|| {
-            let plan = || decode(backend, recipe, shape, buffers, orientation, (out, dtype));
+            let plan = || decode(backend, recipe, matrix, buffers, orientation, out, dtype);
             self.run(backend, key, || Ok(Cast::Decode(plan()?)))
         }))
     }
@@ -185,17 +187,13 @@ fn key(
 fn decode<B: Place>(
     backend: &B,
     recipe: &Recipe,
-    shape: (usize, usize),
+    shape: Shape,
     buffers: Named,
     orientation: &str,
-    (out, dtype): (MemoryArg, &str),
+    out: MemoryArg,
+    dtype: &str,
 ) -> Result<B::Plan, Error> {
-    let tensor = tensor(
-        backend,
-        recipe.recipe,
-        Shape::new(shape.0, shape.1),
-        buffers,
-    )?;
+    let tensor = tensor(backend, recipe.recipe, shape, buffers)?;
     let out = backend.source(out.into(), dtype)?;
     let job = DecodeJob::new(&tensor, orientation_of(orientation)?, out)?;
     Ok(backend.plan(Work::Decode(vec![job]))?)

@@ -141,11 +141,11 @@ pub(crate) fn save(py: Python<'_>, path: PathBuf, tensors: Vec<Saved>) -> Result
         let Saved { name, shape, .. } = saved;
         let dtype = dtype_of(&saved.dtype)?;
         let Some(recipe) = saved.recipe.map(|recipe| recipe.get().recipe) else {
-            new.keep_bytes(&name, &shape, (dtype, bytes))?;
+            new.keep_bytes(&name, &shape, dtype, bytes)?;
             continue;
         };
         if saved.buffers.is_empty() {
-            let added = new.quantize_bytes(&name, &shape, (dtype, bytes), Setup::new(recipe));
+            let added = new.quantize_bytes(&name, &shape, dtype, bytes, Setup::new(recipe));
             added.map_err(|e| Error::new(format!("{e}; or keep its values: ignore=['{name}']")))?;
             if has_tensor_scale(&recipe) {
                 one_scale.push(name);

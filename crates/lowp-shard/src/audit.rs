@@ -73,8 +73,8 @@ pub fn audit_in_group<B: Backend, R: Recipe>(
     for scale in encode_scales(backend, tensor, orientation)? {
         let (recipe, shape) = (tensor.recipe(), tensor.shape());
         let source = Source::F32(master.clone());
-        let (what, scales) = ((shape, orientation.usage()), (scale, amax));
-        let cast = quantize_in_group(backend, recipe, what, source, scales)?;
+        let usage = orientation.usage();
+        let cast = quantize_in_group(backend, recipe, shape, usage, source, scale, amax)?;
         let Some(divergence) = first_difference(backend, tensor, &cast, orientation)? else {
             return Ok(None);
         };

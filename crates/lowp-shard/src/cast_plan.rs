@@ -1,6 +1,8 @@
 //! [`CastPlan`]: observe, agree, encode. The same three phases for every recipe, for whole
 //! tensors, row shards and flat shards.
 
+use std::ops::Range;
+
 use lowp_format::{
     Extent, KernelKey, Orientation, Part, QuantizedTensor, Recipe, Role, ScaleRule, Shape,
     SourceRounding, Usage, is_in_bf16,
@@ -11,7 +13,7 @@ use lowp_kernels::{
 };
 use smallvec::SmallVec;
 
-use crate::version::{CastTarget, Version};
+use crate::version::{CastSlice, CastTensor, Version};
 use crate::{BlockSlots, FlatShard, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError};
 use lowp_comm::{Communicator, or_abort};
 
@@ -37,9 +39,9 @@ pub enum CastRange {
 pub struct CastItem<B: Backend> {
     /// Shape of the source rows, or of the full matrix for a flat shard.
     pub shape: Shape,
-    /// What is covered.
+    /// Whether `source` has whole rows of `shape`, or a range of its elements.
     pub range: CastRange,
-    /// High-precision values.
+    /// The masters of the range, in its order.
     pub source: Master<B>,
     /// Kernel ingredients by orientation, rowwise first.
     pub kernels: [KernelKey; 2],
@@ -55,9 +57,9 @@ pub struct CastItem<B: Backend> {
 
 impl<B: Backend> CastItem<B> {
     /// Casts `source` into every buffer of `into`, registering its scale in `book`. Rows that cut blocks
-    /// ([`CastTarget::slice`]) are a flat range.
+    /// ([`CastTensor::slice`]) are a flat range.
     pub fn rows(
-        into: &impl CastTarget<B>,
+        into: &impl CastTensor<B>,
         source: impl Into<Master<B>>,
         book: &mut ScaleBookBuilder,
     ) -> Self {
@@ -65,8 +67,8 @@ impl<B: Backend> CastItem<B> {
         let (recipe, shape, usage) = (tensor.recipe(), tensor.shape(), tensor.usage());
         let targets = cast_of(&recipe, &source, targets(tensor));
         let item = match into.slice() {
-            Some((full, start)) => {
-                let elements = (start, shape.elements());
+            Some(CastSlice { full, start }) => {
+                let elements = start..start + shape.elements();
                 Self::flat(&recipe, full, elements, source, targets, book)
             }
             None => Self {
@@ -100,12 +102,12 @@ impl<B: Backend> CastItem<B> {
         }
     }
 
-    /// Casts elements `start..start + len` of the flattened matrix `shape` into `targets`, whose
+    /// Casts `elements` of the flattened matrix of `shape` into `targets`, whose
     /// data buffers hold only the touched bytes and whose block scales are whole.
     pub fn flat<R: Recipe>(
         recipe: &R,
         shape: Shape,
-        (start, len): (usize, usize),
+        elements: Range<usize>,
         source: impl Into<Master<B>>,
         targets: Vec<Target<B>>,
         book: &mut ScaleBookBuilder,
@@ -127,7 +129,11 @@ impl<B: Backend> CastItem<B> {
         }
         Self {
             shape,
-            range: CastRange::Flat { start, len, blocks },
+            range: CastRange::Flat {
+                start: elements.start,
+                len: elements.len(),
+                blocks,
+            },
             source,
             kernels,
             source_rounding: recipe.source_rounding(),

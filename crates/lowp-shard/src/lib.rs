@@ -74,12 +74,12 @@ pub use gather::{
     memory_steps, piece_ranges, pool_buffers, tall_to_matrix,
 };
 pub use grad_buckets::{
-    GRAD_REDUCERS, GradBucketOptions, GradBuckets, GradLen, GradParam, Reduced, Reduction,
-    grad_bucket_ranges, grad_slabs,
+    GRAD_REDUCERS, GradBucketOptions, GradBuckets, GradLen, GradParam, GradSlabs, Reduced,
+    Reduction, grad_bucket_ranges, grad_slabs,
 };
 pub use init::Init;
 pub use scale_book::{BlockSlots, DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot};
 pub use shard::{LocalTensor, ShardSpec, ShardedTensor};
-pub use version::{CastTarget, Version};
+pub use version::{CastSlice, CastTensor, Version};
 pub use whole::{dequantize, quantize, scales_in_form};
 pub use zero1::{FlatGather, FlatMaster, FlatParam, FlatWeights, MasterCast, cast_master_weights};

@@ -82,8 +82,15 @@ pub struct ScaleBookBuilder {
     blocks: usize,
     /// The group of weights that are registered now.
     group: Option<usize>,
-    /// Entries that weights of a group have in common, with its number.
-    shared: Vec<(usize, usize)>,
+    /// Entries that weights of a group have in common.
+    shared: Vec<SharedEntry>,
+}
+
+/// The entry `index` of the weights of a group.
+#[derive(Debug)]
+struct SharedEntry {
+    group: usize,
+    index: usize,
 }
 
 impl Default for ScaleBookBuilder {
@@ -127,7 +134,8 @@ impl ScaleBookBuilder {
             &recipe.quantizers(Role::Weight),
             shape,
             usage,
-            (true, self.group),
+            true,
+            self.group,
         )
     }
 
@@ -142,7 +150,7 @@ impl ScaleBookBuilder {
         if usage.is_empty() {
             return [None; 2];
         }
-        self.add(quantizers, shape, usage, (true, None))
+        self.add(quantizers, shape, usage, true, None)
     }
 
     /// Registers a slice of the flattened matrix of `shape`, whose rows several ranks may share.
@@ -152,7 +160,7 @@ impl ScaleBookBuilder {
         shape: Shape,
         usage: Usage,
     ) -> [Option<ScaleSlot>; 2] {
-        self.add(quantizers, shape, usage, (false, self.group))
+        self.add(quantizers, shape, usage, false, self.group)
     }
 
     fn add(
@@ -160,7 +168,8 @@ impl ScaleBookBuilder {
         quantizers: &Quantizers,
         shape: Shape,
         usage: Usage,
-        (whole_rows, group): (bool, Option<usize>),
+        whole_rows: bool,
+        group: Option<usize>,
     ) -> [Option<ScaleSlot>; 2] {
         let mut slots: [Option<ScaleSlot>; 2] = [None; 2];
         for served in quantizers.outer_usages(usage) {
@@ -208,13 +217,14 @@ impl ScaleBookBuilder {
         let known = self
             .shared
             .iter()
-            .find(|(number, index)| Some(*number) == group && self.entries[*index] == entry);
-        if let Some((_, index)) = known {
-            return *index;
+            .find(|shared| Some(shared.group) == group && self.entries[shared.index] == entry);
+        if let Some(shared) = known {
+            return shared.index;
         }
         let index = self.entries.len();
         self.entries.push(entry);
-        self.shared.extend(group.map(|group| (group, index)));
+        self.shared
+            .extend(group.map(|group| SharedEntry { group, index }));
         index
     }
 

@@ -11,7 +11,7 @@ use lowp_kernels::Backend;
 
 use crate::ShardError;
 use crate::cast_plan::check_flat;
-use crate::version::{CastTarget, Version};
+use crate::version::{CastSlice, CastTensor, Version};
 
 /// Which rows of a matrix a rank owns (FSDP2's `Shard(0)`).
 ///
@@ -83,7 +83,7 @@ impl ShardSpec {
             });
         }
         let tiles = ShardTiles::of_rows(recipe, full, usage);
-        Self::with_cuts(recipe, tiles, cuts, (rank, usage, cuts_blocks))
+        Self::with_cuts(recipe, tiles, cuts, rank, usage, cuts_blocks)
     }
 
     /// The shard of `rank` of a matrix that is cut with its block ([`lowp_format::block_cuts`]) and gathered for both usages.
@@ -96,7 +96,7 @@ impl ShardSpec {
         rank: usize,
     ) -> Result<Self, ShardError> {
         let BlockCuts { tiles, cuts } = cuts;
-        Self::with_cuts(recipe, *tiles, cuts.clone(), (rank, Usage::BOTH, false))
+        Self::with_cuts(recipe, *tiles, cuts.clone(), rank, Usage::BOTH, false)
     }
 
     /// Takes cuts that a caller made.
@@ -112,14 +112,16 @@ impl ShardSpec {
         usage: Usage,
     ) -> Result<Self, ShardError> {
         let tiles = ShardTiles::of_rows(recipe, full, usage);
-        Self::with_cuts(recipe, tiles, cuts, (rank, usage, false))
+        Self::with_cuts(recipe, tiles, cuts, rank, usage, false)
     }
 
     fn with_cuts(
         recipe: &impl Recipe,
         tiles: ShardTiles,
         cuts: RowCuts,
-        (rank, usage, cuts_blocks): (usize, Usage, bool),
+        rank: usize,
+        usage: Usage,
+        cuts_blocks: bool,
     ) -> Result<Self, ShardError> {
         let full = tiles.tall();
         let world = cuts.world();
@@ -181,7 +183,7 @@ impl ShardSpec {
     ) -> Result<GatherPlan, FormatError> {
         match self.cuts_blocks {
             true => GatherPlan::with_cut_blocks(recipe, self.full(), &self.cuts, fetch, need, held),
-            false => GatherPlan::with_tiles(recipe, (&self.tiles, &self.cuts), fetch, need, held),
+            false => GatherPlan::with_tiles(recipe, &self.tiles, &self.cuts, fetch, need, held),
         }
     }
 
@@ -210,7 +212,7 @@ impl ShardSpec {
         self.rank
     }
 
-    /// Number of ranks.
+    /// Number of ranks that share out the matrix, those without rows included.
     pub fn world(&self) -> usize {
         self.cuts.world()
     }
@@ -252,7 +254,7 @@ impl ShardSpec {
 pub struct LocalTensor<B: Backend, R: Recipe = AnyRecipe> {
     tensor: QuantizedTensor<B::Buffer<u8>, R>,
     version: Version,
-    slice: Option<(Shape, usize)>,
+    slice: Option<CastSlice>,
 }
 
 impl<B: Backend, R: Recipe> Deref for LocalTensor<B, R> {
@@ -263,7 +265,7 @@ impl<B: Backend, R: Recipe> Deref for LocalTensor<B, R> {
     }
 }
 
-impl<B: Backend, R: Recipe> CastTarget<B> for LocalTensor<B, R> {
+impl<B: Backend, R: Recipe> CastTensor<B> for LocalTensor<B, R> {
     type Recipe = R;
 
     fn tensor(&self) -> &QuantizedTensor<B::Buffer<u8>, R> {
@@ -274,7 +276,7 @@ impl<B: Backend, R: Recipe> CastTarget<B> for LocalTensor<B, R> {
         Some(&self.version)
     }
 
-    fn slice(&self) -> Option<(Shape, usize)> {
+    fn slice(&self) -> Option<CastSlice> {
         self.slice
     }
 }
@@ -308,11 +310,14 @@ impl<B: Backend, R: Recipe> ShardedTensor<B, R> {
         let tensor = QuantizedTensor::with_buffers(recipe, shape, stored, |of, _| {
             alloc(of, spec.stored_bytes(of))
         })?;
-        let slice = spec.cuts_blocks;
+        let slice = CastSlice {
+            full: spec.full(),
+            start: spec.elements().start,
+        };
         let local = LocalTensor {
             tensor,
             version: Version::default(),
-            slice: slice.then(|| (spec.full(), spec.elements().start)),
+            slice: spec.cuts_blocks.then_some(slice),
         };
         Ok(Self { spec, local })
     }

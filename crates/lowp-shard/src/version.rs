@@ -36,7 +36,7 @@ impl Version {
 }
 
 /// What a cast can fill: a tensor, or the rows of a shard, whose version it raises.
-pub trait CastTarget<B: Backend> {
+pub trait CastTensor<B: Backend> {
     /// The recipe of the tensor.
     type Recipe: Recipe;
 
@@ -46,15 +46,23 @@ pub trait CastTarget<B: Backend> {
     /// What to raise with every cast.
     fn version(&self) -> Option<&Version>;
 
-    /// For rows that may begin and end within blocks: the shape of the whole matrix, and their first element in it. The
-    /// scales are those of the whole matrix.
-    fn slice(&self) -> Option<(Shape, usize)> {
+    /// Where the rows are in the whole matrix, if they may begin and end within blocks: the scales are those of the whole matrix then.
+    fn slice(&self) -> Option<CastSlice> {
         None
     }
 }
 
+/// Where the rows of a [`CastTensor`] are in a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CastSlice {
+    /// Shape of the whole matrix.
+    pub full: Shape,
+    /// The first element of the rows in the flattened matrix.
+    pub start: usize,
+}
+
 /// A tensor of its own, which nobody gathers.
-impl<B: Backend, R: Recipe> CastTarget<B> for QuantizedTensor<B::Buffer<u8>, R> {
+impl<B: Backend, R: Recipe> CastTensor<B> for QuantizedTensor<B::Buffer<u8>, R> {
     type Recipe = R;
 
     fn tensor(&self) -> &QuantizedTensor<B::Buffer<u8>, R> {

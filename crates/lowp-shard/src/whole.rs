@@ -23,22 +23,18 @@ pub fn quantize<B: Backend, R: Recipe>(
     source: Source<B>,
     encode_scale: Option<f32>,
 ) -> Result<QuantizedTensor<B::Buffer<u8>, R>, ShardError> {
-    quantize_in_group(
-        backend,
-        recipe,
-        (shape, usage),
-        source,
-        (encode_scale, None),
-    )
+    quantize_in_group(backend, recipe, shape, usage, source, encode_scale, None)
 }
 
 /// [`quantize`] of a matrix whose amax is that of several, `amax` ([`ScaleBookBuilder::group`]).
 pub(crate) fn quantize_in_group<B: Backend, R: Recipe>(
     backend: &B,
     recipe: R,
-    (shape, usage): (Shape, Usage),
+    shape: Shape,
+    usage: Usage,
     source: Source<B>,
-    (encode_scale, amax): (Option<f32>, Option<f32>),
+    encode_scale: Option<f32>,
+    amax: Option<f32>,
 ) -> Result<QuantizedTensor<B::Buffer<u8>, R>, ShardError> {
     let tensor = QuantizedTensor::new(recipe, shape, usage, |_, bytes| {
         Ok::<_, ShardError>(backend.alloc::<u8>(bytes)?)

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use lowp_train::tokens::TokenIds;
 use serde_json::Value;
 
 use crate::error::TokenizeError;
@@ -54,9 +55,12 @@ impl Tokenizer {
         })
     }
 
-    /// One more than the largest id, and the id that ends a document.
-    pub fn ids(&self) -> (usize, Option<u32>) {
-        (self.vocab, self.end)
+    /// Its vocabulary, and the id that ends a document.
+    pub fn ids(&self) -> TokenIds {
+        TokenIds {
+            vocab: self.vocab,
+            end: self.end,
+        }
     }
 
     /// A digest of its file.

@@ -21,7 +21,8 @@ fn completions_alone_count() -> Result<(), Box<dyn Error>> {
     let line = "{\"prompt\": \"a b\", \"completion\": \" c\"}\n";
     fs::write(path("texts.jsonl"), line.repeat(3))?;
     let tokenizer = Tokenizer::open(folder.path(), None)?;
-    assert_eq!(tokenizer.ids(), (4, Some(3)));
+    let ids = tokenizer.ids();
+    assert_eq!((ids.vocab, ids.end), (4, Some(3)));
     let data = path("data");
     let mut writer = TokenWriter::new(&data, tokenizer.ids(), true, tokenizer.digest())?;
     let fields = Fields::Completion(["prompt", "completion"].map(ToOwned::to_owned));

@@ -38,8 +38,9 @@ fn read(folder: &Path, ranks: usize, recipe: Variant) -> Result<f64, Box<dyn Err
     run_ranks(&Cpu, ranks, Duration::from_secs(3600), |_, comm| {
         let mesh = MeshComm::new(Mesh::sharded(ranks), comm)?;
         let (linears, vars) = (model.linears(), model.vars());
-        let (on, options) = ((&Cpu, &mesh), ModelOptions::default());
-        ShardedModel::with_values(on, |_| recipe, &linears, &vars, options, &values).map(drop)
+        let options = ModelOptions::default();
+        ShardedModel::with_values(&Cpu, &mesh, |_| recipe, &linears, &vars, options, &values)
+            .map(drop)
     })?;
     Ok(begun.elapsed().as_secs_f64())
 }

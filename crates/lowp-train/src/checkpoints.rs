@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use lowp_checkpoint::{Block, Checkpoint, CheckpointError, check_writable, is_checkpoint, steps};
 use lowp_format::has_tensor_scale;
 use lowp_format::spelling::Variant;
+use lowp_fsdp::SavedModel;
 use serde_json::{Map, Value, json};
 
 use crate::config::Config;
@@ -225,7 +226,8 @@ impl Checkpoints {
     /// Checks that a run which goes on from one checkpoint, `resumed` of `step`, does not replace those that follow it.
     fn check_later(
         &self,
-        (run, seed): (&Run, u64),
+        run: &Run,
+        seed: u64,
         resumed: &Path,
         step: u64,
     ) -> Result<(), TrainError> {
@@ -281,9 +283,11 @@ impl Resumed {
     /// The checkpoint that `run` resumes from: that of `folder/NAME-seedN` if it exists, else that of `folder` itself; with `newest_whole`,
     /// the newest before step `before`.
     pub(crate) fn find<M: Model>(
-        (config, checkpoints): (&Config<M>, &Checkpoints),
+        config: &Config<M>,
+        checkpoints: &Checkpoints,
         run: &Run,
-        (digest, before): (&str, u64),
+        digest: &str,
+        before: u64,
     ) -> Result<Option<Self>, TrainError> {
         let source = checkpoints.source(run, config.seed)?;
         checkpoints.check_save(run, config.seed, source.as_deref())?;
@@ -307,10 +311,10 @@ impl Resumed {
                 None => unreadable(why),
             })?;
         let about = checkpoint.about();
-        let now = about_run(config, run, digest, [Value::Null, Value::Null])?;
+        let now = about_run(config, run, digest, Value::Null, Value::Null)?;
         let same_recipe = same_recipe(about, run);
         if let Some(Difference { field, saved, now }) =
-            difference(about, &now, (config, run), same_recipe)?
+            difference(about, &now, config, run, same_recipe)?
         {
             return Err(TrainError::Differs {
                 folder: checkpoint.folder().to_owned(),
@@ -327,7 +331,7 @@ impl Resumed {
             return Err(TrainError::BehindTheEnd { folder, step, last });
         }
         if is_checkpoint(&folder) && step < last as u64 {
-            checkpoints.check_later((run, config.seed), checkpoint.folder(), step)?;
+            checkpoints.check_later(run, config.seed, checkpoint.folder(), step)?;
         }
         Ok(Some(Self {
             checkpoint,
@@ -338,7 +342,8 @@ impl Resumed {
     /// The checkpoint of `step` of the run, which another rank found.
     pub(crate) fn of_step(
         checkpoints: &Checkpoints,
-        (run, seed): (&Run, u64),
+        run: &Run,
+        seed: u64,
         step: u64,
     ) -> Result<Self, TrainError> {
         let folder = checkpoints
@@ -374,10 +379,14 @@ impl Resumed {
         &self.checkpoint
     }
 
-    /// What was said of the weights and the scales.
-    pub(crate) fn formats(&self) -> [&Value; 2] {
+    /// The model in the checkpoint.
+    pub(crate) fn saved(&self) -> SavedModel<'_> {
         let about = self.checkpoint.about();
-        [&about["weights"], &about["scales"]]
+        SavedModel {
+            checkpoint: &self.checkpoint,
+            weights: &about["weights"],
+            scales: &about["scales"],
+        }
     }
 
     /// The losses of `run` on the validation split so far. Those of another recipe or of other batches are left out.
@@ -421,9 +430,10 @@ fn same_recipe(about: &Value, run: &Run) -> bool {
 pub(crate) fn same_run<M: Model>(
     saved: &Value,
     now: &Value,
-    (config, run): (&Config<M>, &Run),
+    config: &Config<M>,
+    run: &Run,
 ) -> Result<bool, TrainError> {
-    Ok(same_recipe(saved, run) && difference(saved, now, (config, run), true)?.is_none())
+    Ok(same_recipe(saved, run) && difference(saved, now, config, run, true)?.is_none())
 }
 
 /// A field with two values.
@@ -445,7 +455,8 @@ fn field(about: &Value, name: &str) -> Result<Value, TrainError> {
 fn difference<M: Model>(
     saved: &Value,
     now: &Value,
-    (config, run): (&Config<M>, &Run),
+    config: &Config<M>,
+    run: &Run,
     all: bool,
 ) -> Result<Option<Difference>, TrainError> {
     let strict: &[_] = if all { &OF_THE_RUN } else { &[] };
@@ -478,7 +489,8 @@ pub(crate) fn about_run<M: Model>(
     config: &Config<M>,
     run: &Run,
     digest: &str,
-    [weights, scales]: [Value; 2],
+    weights: Value,
+    scales: Value,
 ) -> Result<Value, TrainError> {
     // Any name of a run is possible, and only a spelling says its recipe.
     let recipe = match run.name.parse::<Variant>() {

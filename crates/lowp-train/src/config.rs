@@ -30,7 +30,7 @@ const MAX_SEEDS: usize = 1000;
 /// How a network is trained; the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config<M> {
-    /// The network.
+    /// The sizes that define the network.
     #[serde(flatten)]
     pub model: M,
     /// Sequences per step over all ranks, or examples where the data are no text.
@@ -49,7 +49,7 @@ pub struct Config<M> {
     pub amax_groups: Vec<Vec<String>>,
     /// Steps at the end whose forward products run in bf16: the precision tail.
     pub tail_steps: usize,
-    /// Optimizer steps.
+    /// Optimizer steps of the run, those before a resume included.
     pub steps: usize,
     /// Seed of initial weights, batches and stochastic rounding.
     pub seed: u64,
@@ -81,7 +81,7 @@ pub struct Config<M> {
     /// result. Left out of JSON if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub offload_optimizer: bool,
-    /// Highest learning rate.
+    /// Highest learning rate: that after warm-up.
     pub lr: f32,
     /// Highest learning rate of variables where the optimizer is one of matrices, and AdamW updates them.
     #[serde(default = "defaults::var_lr")]
@@ -397,12 +397,7 @@ impl<M: Model> Config<M> {
     }
 
     /// The recipe of `linear` in a run, of a model of so many `blocks`; in the `tail`, with forward products in bf16.
-    pub fn recipe_of(
-        &self,
-        run: &Run,
-        linear: &LinearSpec,
-        (blocks, tail): (usize, bool),
-    ) -> Variant {
+    pub fn recipe_of(&self, run: &Run, linear: &LinearSpec, blocks: usize, tail: bool) -> Variant {
         let own = match self.kept_in_bf16.contains(&linear.name) {
             true => run.recipe.in_bf16(),
             false => run.recipe.of_block(linear.block, blocks),

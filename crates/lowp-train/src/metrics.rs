@@ -9,7 +9,7 @@ pub struct Metrics {
     pub step: usize,
     /// Loss of the step's batch before its update.
     pub loss: f64,
-    /// Learning rate.
+    /// Learning rate of the step, by the schedule.
     pub lr: f64,
     /// Norm of all gradients, before clipping.
     pub grad_norm: f64,
@@ -21,9 +21,9 @@ pub struct Metrics {
     pub epoch: Option<f64>,
     /// Wall time of the step.
     pub seconds: f64,
-    /// Over all ranks.
+    /// Tokens that all ranks together train in a second.
     pub tokens_per_second: f64,
-    /// By [`Model::flops_per_token`](crate::Model::flops_per_token).
+    /// Floating-point operations of all ranks in a second, by [`Model::flops_per_token`](crate::Model::flops_per_token).
     pub flops_per_second: f64,
     /// `flops_per_second` as a share of what the devices could do, where their peak is known.
     pub mfu: Option<f64>,

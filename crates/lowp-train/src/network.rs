@@ -168,7 +168,7 @@ pub type LateLoss = Box<dyn FnOnce() -> NetworkResult<f64>>;
 /// The rank that a network is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankPlace {
-    /// The rank's number.
+    /// Its number in the world, from 0.
     pub rank: usize,
     /// Threads that its products may use, so that all ranks together use the machine once.
     pub threads: usize,
@@ -201,6 +201,6 @@ pub struct ProfileEntry {
     pub what: String,
     /// How often such work ran.
     pub count: usize,
-    /// Milliseconds.
+    /// Milliseconds of all of it in the step.
     pub milliseconds: f64,
 }

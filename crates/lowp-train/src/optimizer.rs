@@ -9,10 +9,10 @@ use crate::error::TrainError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Optimizer {
-    /// AdamW.
+    /// AdamW for all parameters.
     #[default]
     AdamW,
-    /// Lion.
+    /// Lion for all parameters.
     Lion,
     /// Stochastic gradient descent with momentum.
     Sgd,

@@ -113,7 +113,8 @@ impl Outcome {
     pub(crate) fn add<B: Backend, N: Network<B>, M>(
         &mut self,
         trained: &Trained<B, N>,
-        (backend, config): (&B, &Config<M>),
+        backend: &B,
+        config: &Config<M>,
     ) -> Result<(), TrainError> {
         let Trained {
             sharded,
@@ -149,13 +150,14 @@ impl Outcome {
     pub(crate) fn result<M: Model>(
         &self,
         run: &Run,
-        (config, tokens): (&Config<M>, usize),
+        config: &Config<M>,
+        tokens: usize,
         control: &dyn Control,
     ) -> Result<RunResult, TrainError> {
         let all = control.all_gather("what training left", postcard::to_stdvec(self)?)?;
         let all = all.iter().map(|bytes| Ok(postcard::from_bytes(bytes)?));
         let all = all.collect::<Result<Vec<Self>, TrainError>>()?;
-        result(&all, run, (config, tokens))
+        result(&all, run, config, tokens)
     }
 }
 
@@ -163,7 +165,8 @@ impl Outcome {
 fn result<M: Model>(
     outcomes: &[Outcome],
     run: &Run,
-    (config, sequence): (&Config<M>, usize),
+    config: &Config<M>,
+    sequence: usize,
 ) -> Result<RunResult, TrainError> {
     let first = &outcomes[0];
     // Every replica sends and stores the same.

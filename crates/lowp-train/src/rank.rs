@@ -53,8 +53,7 @@ impl<M: Model, D: Data + ?Sized> Training<'_, M, D> {
                 network: &network,
             };
             let outcome = rank.begin()?.train()?;
-            let data = (self.config, self.data.tokens());
-            outcome.result(self.run, data, comm.control())
+            outcome.result(self.run, self.config, self.data.tokens(), comm.control())
         });
         tell(&*comm, trained)
     }
@@ -62,8 +61,8 @@ impl<M: Model, D: Data + ?Sized> Training<'_, M, D> {
     /// Checks the run, and that all ranks make it with the same data.
     fn compare(&self, control: &dyn Control) -> Result<(), TrainError> {
         self.check_config()?;
-        let none = [Value::Null, Value::Null];
-        let mut about = about_run(self.config, self.run, &self.data.digest(), none)?;
+        let (digest, none) = (self.data.digest(), Value::Null);
+        let mut about = about_run(self.config, self.run, &digest, none.clone(), none)?;
         // Not saved, but counts are collectives.
         about["codes_every"] = self.codes_every.into();
         Ok(control.all_equal("the run", &about.to_string())?)
@@ -93,6 +92,13 @@ struct Rank<'a, M, D: ?Sized, B: Backend, N> {
     network: MakeNetwork<'a, B, N>,
 }
 
+/// What steps took.
+struct StepTimes {
+    elapsed: Duration,
+    /// Seconds of that in which they waited for data.
+    data_seconds: f64,
+}
+
 /// The model of a rank, and what training it left so far.
 struct TrainLoop<'a, M, D: ?Sized, B: Backend, N> {
     rank: Rank<'a, M, D, B, N>,
@@ -104,8 +110,8 @@ struct TrainLoop<'a, M, D: ?Sized, B: Backend, N> {
     trained: Trained<B, N>,
     outcome: Outcome,
     rate: Rate,
-    /// How long the steps before the profiled one took, and for how many seconds of that they waited for data.
-    before_profile: Option<(Duration, f64)>,
+    /// Of the steps before the profiled one.
+    before_profile: Option<StepTimes>,
 }
 
 impl<'a, M, D, B, N> Rank<'a, M, D, B, N>
@@ -137,7 +143,7 @@ where
             outcome.evaluations = resumed.evaluations(config, run)?;
         }
         let in_tail = config.tail_steps > 0 && first_step > config.steps - config.tail_steps;
-        let trained = self.make(in_tail, (&mesh, &specs), resumed.as_ref())?;
+        let trained = self.make(in_tail, &mesh, &specs, resumed.as_ref())?;
         drop(resumed);
         outcome.ways = trained.network.ways();
         let control = self.comm.control();
@@ -262,9 +268,9 @@ where
         // Where ranks are processes, each opens it for itself.
         let opened = match (found, step.first_chunk()) {
             (None, Some(&step)) => {
-                let run = (training.run, training.config.seed);
+                let seed = training.config.seed;
                 let step = u64::from_le_bytes(step);
-                Resumed::of_step(&training.checkpoints, run, step).map(Some)
+                Resumed::of_step(&training.checkpoints, training.run, seed, step).map(Some)
             }
             (found, _) => Ok(found),
         };
@@ -298,7 +304,8 @@ where
     fn make(
         &self,
         tail: bool,
-        (mesh, (linears, vars)): (&MeshComm<B>, &Specs),
+        mesh: &MeshComm<B>,
+        (linears, vars): &Specs,
         resumed: Option<&Resumed>,
     ) -> Result<Trained<B, N>, TrainError> {
         let config = self.training.config;
@@ -321,14 +328,19 @@ where
         let sharded = match resumed {
             None => match self.training.pretrained.values {
                 None => ShardedModel::new(self.backend, mesh, of, linears, vars, options)?,
-                Some(first) => {
-                    let on = (self.backend, mesh);
-                    ShardedModel::with_values(on, of, linears, vars, options, first)?
-                }
+                Some(first) => ShardedModel::with_values(
+                    self.backend,
+                    mesh,
+                    of,
+                    linears,
+                    vars,
+                    options,
+                    first,
+                )?,
             },
             Some(resumed) => {
-                let saved = (resumed.checkpoint(), resumed.formats());
-                ShardedModel::load((self.backend, mesh), of, linears, vars, options, saved)?
+                let saved = resumed.saved();
+                ShardedModel::load(self.backend, mesh, of, linears, vars, options, saved)?
             }
         };
         self.over(sharded, tail)
@@ -353,7 +365,7 @@ where
     fn recipes(&self, linears: &[LinearSpec], tail: bool) -> impl Fn(&LinearSpec) -> Variant {
         let Training { run, config, .. } = *self.training;
         let blocks = blocks(linears);
-        move |linear: &LinearSpec| config.recipe_of(run, linear, (blocks, tail))
+        move |linear: &LinearSpec| config.recipe_of(run, linear, blocks, tail)
     }
 
     fn over(

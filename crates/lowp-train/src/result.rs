@@ -55,9 +55,9 @@ pub struct RunResult {
     pub seconds_per_step: f64,
     /// Those of them in which rank 0 waited for its data.
     pub data_seconds_per_step: f64,
-    /// Over all ranks.
+    /// Tokens that all ranks together train in a second.
     pub tokens_per_second: f64,
-    /// By [`Model::flops_per_token`](crate::Model::flops_per_token).
+    /// Floating-point operations of all ranks in a second, by [`Model::flops_per_token`](crate::Model::flops_per_token).
     pub flops_per_second: f64,
     /// The most bytes of parameters and optimizer state that a rank held.
     pub parameter_bytes_per_rank: u64,

@@ -96,11 +96,11 @@ impl Event<'_> {
 /// One run: what is trained, on what, and what is saved.
 #[derive(Clone)]
 pub struct Training<'a, M, D: ?Sized> {
-    /// The recipe.
+    /// The recipe, and the name of the run.
     pub run: &'a Run,
     /// How the run is trained.
     pub config: &'a Config<M>,
-    /// On what.
+    /// The batches that it trains on, and those of its evaluations.
     pub data: &'a D,
     /// What it begins with, where it does not resume.
     pub pretrained: Pretrained<'a>,
@@ -172,8 +172,8 @@ impl<'a, M: Model, D: Data + ?Sized> Training<'a, M, D> {
 
     /// The checkpoint that the run would resume from; where only whole ones count, the newest before step `before`.
     pub(crate) fn find(&self, before: u64) -> Result<Option<Resumed>, TrainError> {
-        let saved = (self.config, &self.checkpoints);
-        Resumed::find(saved, self.run, (&self.data.digest(), before))
+        let digest = self.data.digest();
+        Resumed::find(self.config, &self.checkpoints, self.run, &digest, before)
     }
 
     /// Checks that [`Training::log`] can be called with `resumed`, as [`Training::check`] returned it.
@@ -216,8 +216,14 @@ impl<'a, M: Model, D: Data + ?Sized> Training<'a, M, D> {
 
     /// What is logged as the description of this run.
     fn record(&self) -> Result<Value, TrainError> {
-        let none = [Value::Null, Value::Null];
-        about_run(self.config, self.run, &self.data.digest(), none)
+        let none = Value::Null;
+        about_run(
+            self.config,
+            self.run,
+            &self.data.digest(),
+            none.clone(),
+            none,
+        )
     }
 
     /// What `folder` has of this run.
@@ -234,7 +240,7 @@ impl<'a, M: Model, D: Data + ?Sized> Training<'a, M, D> {
             Some(at) if at.other_recipe && earlier.has_steps_to(at.step) => false,
             // Stopped before its first checkpoint.
             None if !self.checkpoints.newest_whole => false,
-            _ => same_run(&earlier.record, record, (self.config, self.run))?,
+            _ => same_run(&earlier.record, record, self.config, self.run)?,
         };
         let folder = folder.to_owned();
         if !fits {

@@ -105,9 +105,15 @@ fn a_rank_reads_its_shard_and_one_tensor() -> Result<(), Box<dyn Error>> {
         PEAK.store(before, Relaxed);
         let held = run_ranks(&Cpu, WORLD, Duration::from_secs(60), |_, comm| {
             let mesh = MeshComm::new(Mesh::sharded(WORLD), comm.clone())?;
-            let on = (&Cpu, &mesh);
-            let made =
-                ShardedModel::with_values(on, |_| recipe, &linears, &vars, options, &values)?;
+            let made = ShardedModel::with_values(
+                &Cpu,
+                &mesh,
+                |_| recipe,
+                &linears,
+                &vars,
+                options,
+                &values,
+            )?;
             comm.control().all_equal("the model", "made")?;
             let held = LIVE.load(Relaxed);
             // Freed once all have looked.

@@ -168,7 +168,8 @@ impl GptConfig {
     /// A layer that does not fit, with a width that would.
     pub fn check_recipe(
         &self,
-        (name, recipe): (&str, Variant),
+        name: &str,
+        recipe: Variant,
         kept: &[String],
     ) -> Result<(), SizeError> {
         let model = *self;
@@ -286,8 +287,8 @@ mod tests {
                 };
                 assert!(wide.dim > dim && wide.check().is_ok(), "{error}");
                 for recipe in AnyRecipe::all() {
-                    let named = (recipe.name(), recipe.into());
-                    assert!(wide.check_recipe(named, &[]).is_ok(), "{recipe:?}: {error}");
+                    let fits = wide.check_recipe(recipe.name(), recipe.into(), &[]);
+                    assert!(fits.is_ok(), "{recipe:?}: {error}");
                 }
                 // After the number of heads that was given.
                 let Some(fewer) = error.rsplit_once("or `heads` ") else {

@@ -25,7 +25,7 @@ fn init_std(dim: usize) -> f32 {
 pub struct GptConfig {
     /// Width of the residual stream; a multiple of `heads`, unless heads have a width of their own.
     pub dim: usize,
-    /// Number of blocks.
+    /// Number of transformer blocks.
     pub layers: usize,
     /// Attention heads per block.
     pub heads: usize,

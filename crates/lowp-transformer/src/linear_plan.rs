@@ -79,6 +79,50 @@ pub(crate) enum WeightUse {
     },
 }
 
+/// An operand of a layer that is cast.
+#[derive(Clone, Copy, Debug)]
+struct LayerOperand {
+    operand: Operand,
+    /// Tokens x features.
+    shape: Shape,
+}
+
+impl LayerOperand {
+    /// Whether an activation rounds the operand that it makes: nobody reads its values themselves, and its scales are those of blocks alone.
+    fn is_rounded_as_made(&self) -> bool {
+        let by_block = rounds_by_block(&self.operand.quantizers.kernels(), self.shape);
+        by_block && encoded(&self.operand, Code::Bf16) == Usage::BOTH
+    }
+}
+
+/// The operands of a layer that are cast.
+#[derive(Clone, Copy, Debug)]
+struct LayerOperands {
+    activation: LayerOperand,
+    gradient: LayerOperand,
+}
+
+impl LayerOperands {
+    /// Of a layer whose weight has `shape`.
+    fn new(recipe: &impl Recipe, shape: Shape, tokens: usize) -> Self {
+        let of = |role, width| LayerOperand {
+            operand: recipe.operand(role),
+            shape: Shape::new(tokens, width),
+        };
+        Self {
+            activation: of(Role::Activation, shape.cols),
+            gradient: of(Role::Gradient, shape.rows),
+        }
+    }
+
+    fn of(&self, role: Role) -> LayerOperand {
+        match role {
+            Role::Gradient => self.gradient,
+            Role::Activation | Role::Weight => self.activation,
+        }
+    }
+}
+
 impl LinearPlan {
     /// Of a weight of `shape` in `recipe`.
     pub(crate) fn new(
@@ -95,43 +139,47 @@ impl LinearPlan {
             GemmKind::of(a, b, capability).over(depth)
         });
         let values = BF16 * tokens * shape.cols;
-        let [rows, outputs] = [shape.cols, shape.rows].map(|width| Shape::new(tokens, width));
-        let [activation, gradient] =
-            [Role::Activation, Role::Gradient].map(|role| recipe.operand(role));
-        let made = |pass: Pass, operand, shape| {
-            products[pass as usize] == GemmKind::Bf16 && is_rounded_as_made(operand, shape)
+        let operands = LayerOperands::new(recipe, shape, tokens);
+        let LayerOperands {
+            activation,
+            gradient,
+        } = operands;
+        let made = |pass: Pass, of: LayerOperand| {
+            products[pass as usize] == GemmKind::Bf16 && of.is_rounded_as_made()
         };
-        let input_is_made = names.activated && made(Pass::Forward, &activation, rows);
+        let input_is_made = names.activated && made(Pass::Forward, activation);
         let own = names.gradient;
         // Values alone have a place of their own: layers whose gradients are made together would write the same codes.
         let of_values = products[Pass::WeightGrad as usize] == GemmKind::Bf16;
-        let own = own.filter(|_| of_values && made(Pass::InputGrad, &gradient, outputs));
+        let own = own.filter(|_| of_values && made(Pass::InputGrad, gradient));
         let [input, kept] = names.input;
         let to = own.unwrap_or(DECODED_GRADIENT);
-        let mut rounded = rounded([(&activation, rows), (&gradient, outputs)], products, to);
+        let mut rounded = rounded(&operands, products, to);
         let input_is_made_again = input_is_made && of_values;
         rounded.extend(input_is_made_again.then_some(RoundedOperand {
             role: Role::Activation,
             orientation: Orientation::Columnwise,
             to: Place::lent("decoded columns of an input", values),
         }));
-        let codes = |role, operand: &Operand| {
+        let codes = |role| {
+            let operand = &operands.of(role).operand;
             let usage = encoded(operand, Code::Bf16);
             code_buffers(operand, usage, |o| is_rounded(&rounded, role, o)).into_iter()
         };
-        let x = codes(Role::Activation, &activation).map(|spec| {
+        let x = codes(Role::Activation).map(|spec| {
+            let bytes = spec.bytes(activation.shape);
             let place = match spec.key.usage == Usage::ROWWISE {
-                true => Place::lent("x", spec.bytes(rows)),
+                true => Place::lent("x", bytes),
                 // What the weight's gradient reads stays until backward.
-                false => Place::kept(kept, spec.bytes(rows)),
+                false => Place::kept(kept, bytes),
             };
             place.of_spec(spec)
         });
-        let dy = codes(Role::Gradient, &gradient);
-        let dy = dy.map(|spec| Place::lent("dy", spec.bytes(outputs)).of_spec(spec));
+        let dy = codes(Role::Gradient);
+        let dy = dy.map(|spec| Place::lent("dy", spec.bytes(gradient.shape)).of_spec(spec));
         let mut plan = Self {
             products,
-            activation,
+            activation: activation.operand,
             input: match codes_of((Role::Activation, Orientation::Columnwise)) {
                 _ if input_is_made => None,
                 Some(_) => Some(Place::lent(input, values)),
@@ -145,53 +193,71 @@ impl LinearPlan {
             decodes: Vec::new(),
             repacks: Vec::new(),
             weights: [
-                weight(recipe, shape, (Orientation::Rowwise, products[0]), names)?,
-                weight(recipe, shape, (Orientation::Columnwise, products[1]), names)?,
+                weight(recipe, shape, Orientation::Rowwise, products[0], names)?,
+                weight(recipe, shape, Orientation::Columnwise, products[1], names)?,
             ],
         };
         plan.rounded = rounded;
-        for (pass, product) in Pass::ALL.into_iter().zip(products) {
+        for pass in Pass::ALL {
             for (role, orientation) in pass.operands() {
-                if is_rounded(&plan.rounded, role, orientation) {
-                    continue;
-                }
-                let (operand, shape, scales) = match role {
-                    Role::Weight => continue,
-                    Role::Activation => (&activation, rows, "scales of x"),
-                    Role::Gradient => (&gradient, outputs, "scales of dy"),
-                };
-                let usage = encoded(operand, Code::Bf16);
-                if product == GemmKind::Bf16 && usage.contains(orientation.usage()) {
-                    // Transposed codes hold the same values, and row-major ones are decoded faster.
-                    let from = match operand.quantizers.relation {
-                        Columnwise::Quantized => orientation,
-                        Columnwise::Transposed | Columnwise::Shared => Orientation::Rowwise,
-                    };
-                    // Rowwise codes of inputs are gone by then.
-                    let there = role == Role::Gradient || pass == Pass::Forward;
-                    let made = usage.contains(from.usage());
-                    plan.decodes.push(Decode {
-                        role,
-                        orientation,
-                        from: if there && made { from } else { orientation },
-                        to: decoded(role, shape),
-                    });
-                }
-                let mut specs = buffers(operand);
-                let scale = specs.find(|spec| spec.key.serves(orientation, Part::BlockScale));
-                if let (Some(form), Some(spec)) = (product.scale_form(), scale)
-                    && let Some([_, to]) = layouts(&spec, shape, orientation, form)?
-                {
-                    plan.repacks.push(Repack {
-                        role,
-                        orientation,
-                        form,
-                        to: Place::lent(scales, to.bytes()).of_spec(spec),
-                    });
+                if role != Role::Weight && !is_rounded(&plan.rounded, role, orientation) {
+                    plan.add_decode(pass, role, orientation, operands.of(role));
+                    plan.add_repack(pass, role, orientation, operands.of(role))?;
                 }
             }
         }
         Ok(plan)
+    }
+
+    /// Adds the decode of the codes that `of` is cast into, where `pass` reads values.
+    fn add_decode(&mut self, pass: Pass, role: Role, orientation: Orientation, of: LayerOperand) {
+        let LayerOperand { operand, shape } = of;
+        let usage = encoded(&operand, Code::Bf16);
+        let reads_values = self.products[pass as usize] == GemmKind::Bf16;
+        if !reads_values || !usage.contains(orientation.usage()) {
+            return;
+        }
+        // Transposed codes hold the same values, and row-major ones are decoded faster.
+        let from = match operand.quantizers.relation {
+            Columnwise::Quantized => orientation,
+            Columnwise::Transposed | Columnwise::Shared => Orientation::Rowwise,
+        };
+        // Rowwise codes of inputs are gone by then.
+        let there = role == Role::Gradient || pass == Pass::Forward;
+        let made = usage.contains(from.usage());
+        self.decodes.push(Decode {
+            role,
+            orientation,
+            from: if there && made { from } else { orientation },
+            to: decoded(role, shape),
+        });
+    }
+
+    /// Adds the copy of the block scales of `of`, where `pass` reads them in another form.
+    fn add_repack(
+        &mut self,
+        pass: Pass,
+        role: Role,
+        orientation: Orientation,
+        of: LayerOperand,
+    ) -> Result<(), FormatError> {
+        let scales = match role {
+            Role::Gradient => "scales of dy",
+            Role::Activation | Role::Weight => "scales of x",
+        };
+        let mut specs = buffers(&of.operand);
+        let scale = specs.find(|spec| spec.key.serves(orientation, Part::BlockScale));
+        if let (Some(form), Some(spec)) = (self.products[pass as usize].scale_form(), scale)
+            && let Some([_, to]) = layouts(&spec, of.shape, orientation, form)?
+        {
+            self.repacks.push(Repack {
+                role,
+                orientation,
+                form,
+                to: Place::lent(scales, to.bytes()).of_spec(spec),
+            });
+        }
+        Ok(())
     }
 
     /// Whether a layer that reads the same values may have the input of the layer of this plan: its products read the same of it. Scales of
@@ -254,7 +320,7 @@ fn buffers(operand: &Operand) -> impl Iterator<Item = BufferSpec> {
 /// The operands that are rounded as they are cast: those whose values alone are read, and soon. What the weight's gradient reads of the
 /// input stays until backward as codes, which are shorter.
 fn rounded(
-    [(activation, rows), (gradient, outputs)]: [(&Operand, Shape); 2],
+    operands: &LayerOperands,
     products: [GemmKind; 3],
     of_gradient: [&'static str; 2],
 ) -> Vec<RoundedOperand> {
@@ -265,11 +331,8 @@ fn rounded(
     ];
     let mut all = Vec::new();
     for (role, orientation, pass) in read {
-        let (operand, shape) = match role {
-            Role::Gradient => (gradient, outputs),
-            Role::Activation | Role::Weight => (activation, rows),
-        };
-        let cast = encoded(operand, Code::Bf16).contains(orientation.usage());
+        let LayerOperand { operand, shape } = operands.of(role);
+        let cast = encoded(&operand, Code::Bf16).contains(orientation.usage());
         let known = rounds(&operand.quantizers.kernels(), shape);
         if cast && known && products[pass as usize] == GemmKind::Bf16 {
             let to = match role {
@@ -287,12 +350,6 @@ fn rounded(
         }
     }
     all
-}
-
-/// Whether an activation rounds an operand that it makes: nobody reads its values themselves, and its scales are those of blocks alone.
-fn is_rounded_as_made(operand: &Operand, shape: Shape) -> bool {
-    let by_block = rounds_by_block(&operand.quantizers.kernels(), shape);
-    by_block && encoded(operand, Code::Bf16) == Usage::BOTH
 }
 
 fn is_rounded(all: &[RoundedOperand], role: Role, orientation: Orientation) -> bool {
@@ -313,7 +370,8 @@ fn decoded(role: Role, shape: Shape) -> Place {
 fn weight(
     recipe: &impl Recipe,
     shape: Shape,
-    (orientation, product): (Orientation, GemmKind),
+    orientation: Orientation,
+    product: GemmKind,
     names: &OperandNames,
 ) -> Result<WeightUse, FormatError> {
     if product == GemmKind::Bf16 {

@@ -46,7 +46,7 @@ impl Family {
 /// Blocks as in Llama: norms by the root mean square, rotary positions, a gated MLP.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Llama {
-    /// The family.
+    /// The family that its blocks are like.
     pub family: Family,
     /// Heads of keys and values, each of which serves as many heads of queries.
     pub kv_heads: usize,
@@ -54,7 +54,7 @@ pub struct Llama {
     pub head_dim: Option<usize>,
     /// Width of the gated MLP; 8/3 of the model's, rounded up to a multiple of 128, unless it is given.
     pub gated: Option<usize>,
-    /// Rotary positions.
+    /// How queries and keys are turned by their positions.
     pub rope: Rope,
     /// What norms add to the mean of squares.
     pub eps: f32,

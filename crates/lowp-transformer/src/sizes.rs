@@ -7,7 +7,7 @@ use crate::Rope;
 pub struct Sizes {
     /// Width of the residual stream.
     pub dim: usize,
-    /// Number of blocks.
+    /// Number of transformer blocks.
     pub layers: usize,
     /// Attention heads per block.
     pub heads: usize,
@@ -37,7 +37,7 @@ pub struct LlamaSizes {
     pub head_dim: usize,
     /// Width of the gated MLP.
     pub gated: usize,
-    /// Rotary positions.
+    /// How queries and keys are turned by their positions.
     pub rope: Rope,
     /// What norms add to the mean of squares.
     pub eps: f32,

@@ -2,7 +2,7 @@
 
 use lowp_kernels::{
     AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
-    InterleaveJob, Master, MomentumJob, NormalizeJob, RearrangeJob, Rearranged, RepackJob,
+    InterleaveJob, Master, MomentumJob, NormalizeJob, OwnPart, RearrangeJob, Rearranged, RepackJob,
     RoundJob, Slot, Source, State, StepScalarsJob, SumJob, SumPartsJob, SumSquaresJob, Target,
     TensorInput, TransposeJob, UpdateAmax, UpdateJob, Work,
 };
@@ -62,7 +62,10 @@ pub(super) fn on_cpu(work: Work<Queued>) -> Work<Cpu> {
         Work::SumParts(jobs) => Work::SumParts(all(jobs, |job| SumPartsJob {
             parts: source(job.parts),
             count: job.count,
-            own: job.own.map(|(number, own)| (number, source(own))),
+            own: job.own.map(|own| OwnPart {
+                number: own.number,
+                values: source(own.values),
+            }),
             into: job.into,
             accumulate: job.accumulate,
         })),

@@ -73,8 +73,14 @@ fn cast_on_ranks(recipe: AnyRecipe, golden: &Golden, scale: Option<f32>) -> Vec<
             let targets = flat_targets(&cpu, &recipe, &shard, Usage::BOTH)?;
             let source = Source::F32(cpu.upload(&x[range.clone()])?);
             let mut book = ScaleBookBuilder::default();
-            let extent = (range.start, range.len());
-            let item = CastItem::flat(&recipe, shape, extent, source, targets.clone(), &mut book);
+            let item = CastItem::flat(
+                &recipe,
+                shape,
+                range.clone(),
+                source,
+                targets.clone(),
+                &mut book,
+            );
             let slot = item.slots[0];
             let book = book.build(&cpu)?;
             let cast = CastPlan::new(&cpu, &book, &[item])?;

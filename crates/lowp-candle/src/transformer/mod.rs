@@ -17,7 +17,7 @@ use llama::LlamaBlock;
 use lowp_train::Batch;
 use lowp_train::Model;
 use lowp_transformer::{Arch, GptConfig, Llama};
-use ops::{HeadLoss, LOGITS, LayerNorm, LossOptions, RmsNorm, add_rows, embed};
+use ops::{HeadLoss, LOGITS, LayerNorm, LossOptions, Positions, RmsNorm, add_rows, embed};
 use recompute::Recomputed;
 use std::sync::Arc;
 use tied::TiedHead;
@@ -57,8 +57,10 @@ impl Gpt {
     pub(crate) fn new(
         config: GptConfig,
         linears: Vec<Box<dyn Linear>>,
-        (vars, transients): (Vec<Var>, Vec<Arc<dyn WeightSource>>),
-        (threads, recompute): (usize, bool),
+        vars: Vec<Var>,
+        transients: Vec<Arc<dyn WeightSource>>,
+        threads: usize,
+        recompute: bool,
     ) -> Result<Self> {
         let GptConfig { dim, heads, .. } = config;
         if linears.len() != config.linears().len() {
@@ -151,7 +153,7 @@ impl Gpt {
     /// # Errors
     /// A batch that is not whole sequences, or what a linear layer reports.
     pub(crate) fn loss(&self, batch: &Batch, divisor: usize) -> Result<Loss> {
-        self.loss_with(batch, (divisor, true))
+        self.loss_with(batch, divisor, true)
     }
 
     /// The same, without gradients.
@@ -159,10 +161,10 @@ impl Gpt {
     /// # Errors
     /// As [`Gpt::loss`].
     pub(crate) fn evaluate(&self, batch: &Batch, divisor: usize) -> Result<f32> {
-        self.loss_with(batch, (divisor, false))?.value()
+        self.loss_with(batch, divisor, false)?.value()
     }
 
-    fn loss_with(&self, batch: &Batch, (divisor, gradients): (usize, bool)) -> Result<Loss> {
+    fn loss_with(&self, batch: &Batch, divisor: usize, gradients: bool) -> Result<Loss> {
         let embedded = self.embed(&batch.inputs)?;
         let again = self.recompute.then(Recomputed::default);
         let x = self.run(&embedded, batch.first_seen.as_ref(), again.as_ref())?;
@@ -178,8 +180,7 @@ impl Gpt {
                 (Arc::clone(&tied) as Arc<dyn WeightSource>, Some(tied))
             }
         };
-        let work = (self.threads, LOGITS);
-        let loss = HeadLoss::new(head, batch.targets.clone(), options, work);
+        let loss = HeadLoss::new(head, batch.targets.clone(), options, self.threads, LOGITS);
         let value = x.apply_op1(loss)?;
         Ok(Loss {
             value,
@@ -212,12 +213,11 @@ impl Gpt {
         let (_, dim) = self.tokens.shape();
         let mut x = Vec::new();
         self.tokens.with_weight(Phase::Forward, &mut |table| {
-            let table = (table, dim);
             x = match &self.positions {
                 Some(positions) => with_values([positions], "embedding", |[positions]| {
-                    embed(inputs, table, Some((positions, seq)))
+                    embed(inputs, table, dim, Some(Positions { positions, seq }))
                 })?,
-                None => embed(inputs, table, None)?,
+                None => embed(inputs, table, dim, None)?,
             };
             Ok(())
         })?;

@@ -30,8 +30,14 @@ impl Transformer {
         recompute: bool,
     ) -> Result<Self, CandleError> {
         let vars = CandleVars::new(sharded)?;
-        let own = (vars.vars().to_vec(), transients(sharded));
-        let model = Gpt::new(config, layers(sharded, threads), own, (threads, recompute))?;
+        let model = Gpt::new(
+            config,
+            layers(sharded, threads),
+            vars.vars().to_vec(),
+            transients(sharded),
+            threads,
+            recompute,
+        )?;
         Ok(Self { model, vars })
     }
 

@@ -37,9 +37,8 @@ fn check(name: &str, ranks: usize) -> Result<()> {
         let (linears, vars) = (config.linears(), config.vars());
         let recipe: Variant = "fp32".parse()?;
         let options = ModelOptions::default();
-        let on = (&Cpu, &mesh);
         let mut sharded =
-            ShardedModel::with_values(on, |_| recipe, &linears, &vars, options, &first)?;
+            ShardedModel::with_values(&Cpu, &mesh, |_| recipe, &linears, &vars, options, &first)?;
         Ok::<_, anyhow::Error>(Transformer::new(config, &mut sharded, 1, false)?.logits(&ids)?)
     });
     let mut found = found.map_err(|error| anyhow::anyhow!("{name}: {error}"))?;

@@ -117,7 +117,7 @@ fn bytes(
 fn gathered(recipe: AnyRecipe, weights: &[BlockCuts], world: usize, reshard: bool) -> [usize; 2] {
     let plans = |of: &BlockCuts| {
         let plans = PhasePlans::with_plans(world, reshard, |fetch, need, held| {
-            GatherPlan::with_tiles(&recipe, (&of.tiles, &of.cuts), fetch, need, held)
+            GatherPlan::with_tiles(&recipe, &of.tiles, &of.cuts, fetch, need, held)
         });
         plans.expect("plans")
     };

@@ -11,12 +11,12 @@ use half::bf16;
 use lowp_candle::{CandleError, MatRef, layers, product};
 use lowp_comm::{Communicator, Mesh, MeshComm, run_ranks};
 use lowp_format::{
-    AnyRecipe, Code, Columnwise, KernelKey, Operand, Orientation, Part, Philox, Quantizers, Recipe,
-    RecipeOptions, ReshardAfterForward, Role, Rounding, ScaleRule, Shape, SourceRounding, Usage,
-    tensor_scale,
+    AnyRecipe, Buffer, Code, Columnwise, KernelKey, Operand, Orientation, Part, Philox, Quantizers,
+    Recipe, RecipeOptions, ReshardAfterForward, Role, Rounding, ScaleRule, Shape, SourceRounding,
+    Usage, tensor_scale,
 };
 use lowp_fsdp::{Gradients, LinearSpec, ModelOptions, ShardedModel, Sharding, VarPlace};
-use lowp_kernels::reference::{Reference, decode};
+use lowp_kernels::reference::{RandomBytes, Reference, decode};
 use lowp_kernels::{Backend, Cpu};
 use lowp_optim::Group;
 use lowp_shard::{GradBucketOptions, GradParam, Init};
@@ -106,7 +106,7 @@ fn read_by_product(
     orientation: Orientation,
     cols: usize,
     values: &[f32],
-    random: Option<(Philox, u64)>,
+    random: Option<RandomBytes>,
     calibrated: bool,
 ) -> Vec<f32> {
     let mut values = values.to_vec();
@@ -161,17 +161,25 @@ fn read_by_product(
             .into_iter()
             .find(|s| s.key.serves(orientation, part))?;
         let bytes = reference.encode(&spec).expect("a defined encoding");
-        Some((spec, bytes))
+        Some(Buffer {
+            spec,
+            storage: bytes,
+        })
     };
-    let (data, codes) = bytes(Part::Data).expect("a data buffer");
+    let data = bytes(Part::Data).expect("a data buffer");
     let scales = bytes(Part::BlockScale);
     let decode_by: Vec<f32> = match kernel.scale {
         ScaleRule::TwoLevel { .. } => tensor.clone(),
         _ => tensor.iter().map(|scale| 1.0 / scale).collect(),
     };
-    let scales = scales.as_ref().map(|(spec, bytes)| (spec, &bytes[..]));
-    let key = (orientation, &kernel);
-    decode(shape, key, (&data, &codes), scales, &decode_by)
+    decode(
+        shape,
+        orientation,
+        &kernel,
+        &data,
+        scales.as_ref(),
+        &decode_by,
+    )
 }
 
 /// `y`, `dx` and `dW` of the whole batch.
@@ -203,7 +211,9 @@ fn expected(recipe: &impl Recipe, world: usize) -> Products {
     let random = |operand: &Operand, role: u64, cols: usize| {
         let stream = (1 << 62) | (LAYER as u64 * 4 + role);
         let philox = Philox::new(SEED, stream + (STEP << 32));
-        (operand.rounding == Rounding::Stochastic).then_some((philox, (FIRST * cols) as u64))
+        let first = (FIRST * cols) as u64;
+        let bytes = RandomBytes { philox, first };
+        (operand.rounding == Rounding::Stochastic).then_some(bytes)
     };
     let wf = read_by_product(&weight, rowwise, COLS, &w, None, true);
     let wb = read_by_product(&weight, columnwise, COLS, &w, None, true);

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::block::{Block, Dtype};
-use crate::list::{Table, table_of};
+use crate::list::{Part, Table, table_of};
 
 /// Elements that are not cut: those of one scale.
 const UNIT: usize = 32;
@@ -231,12 +231,10 @@ pub(crate) fn one_of_each_kind(tensors: &[Tensor], ranks: usize) -> Vec<&Tensor>
 
 /// The list of a rank.
 pub(crate) fn listed(parts: &[(Tensor, Block)]) -> (Table, Vec<Vec<Block>>) {
-    table_of(parts.iter().map(|(tensor, block)| {
-        (
-            tensor.name.as_str(),
-            tensor.dtype,
-            tensor.full,
-            vec![*block],
-        )
+    table_of(parts.iter().map(|(tensor, block)| Part {
+        name: &tensor.name,
+        dtype: tensor.dtype,
+        full: tensor.full,
+        blocks: vec![*block],
     }))
 }

@@ -53,7 +53,7 @@ pub(crate) fn write(
     let pieces = arrange(pieces.collect()).expect("pieces");
     let data: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
     let path = folder.join(file_name(rank));
-    let head = Head::new(&path, (rank, id), &pieces).expect("a header");
+    let head = Head::new(&path, rank, id, &pieces).expect("a header");
     let bytes = head.length;
     let file = File::create(&path).expect("a file");
     file.set_len(bytes).expect("a sparse file");

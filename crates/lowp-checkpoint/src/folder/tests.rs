@@ -52,7 +52,7 @@ fn runs_that_publish_at_once_lose_nothing() {
                 fs::create_dir(&from).expect("a folder");
                 fs::write(from.join(INDEX), "{}").expect("an index");
                 barrier.wait();
-                let published = super::publish(folder, &from, (&id, step));
+                let published = super::publish(folder, &from, &id, step);
                 // What a saver does of a checkpoint that it could not publish.
                 drop(remove(&from));
                 barrier.wait();
@@ -115,11 +115,11 @@ fn what_nfs_keeps_is_no_checkpoint() {
     };
     // In its own place, and in that of one which is replaced.
     read(&folder_of(folder, 3));
-    publish(folder, &begin("a"), ("a", 3)).expect("a checkpoint");
+    publish(folder, &begin("a"), "a", 3).expect("a checkpoint");
     read(&folder_of(folder, 3));
-    publish(folder, &begin("b"), ("b", 3)).expect("a checkpoint");
+    publish(folder, &begin("b"), "b", 3).expect("a checkpoint");
     read(&replaced(folder, 3));
-    publish(folder, &begin("c"), ("c", 3)).expect("a checkpoint");
+    publish(folder, &begin("c"), "c", 3).expect("a checkpoint");
     assert_eq!(latest_id(), "c");
     let left = remove_replaced(folder);
     let left: Vec<String> = left.iter().map(ToString::to_string).collect();
@@ -149,7 +149,7 @@ fn a_damaged_latest_is_mended() {
     }
     let named = |text: &str| {
         fs::write(folder.join(LATEST), text).expect("a file");
-        mend_latest(folder, ("id", 4)).expect("a file");
+        mend_latest(folder, "id", 4).expect("a file");
         fs::read_to_string(folder.join(LATEST)).expect("a file")
     };
     for damaged in ["", "step-00000009\n", "step-4", "\0\0"] {

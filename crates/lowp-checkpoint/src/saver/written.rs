@@ -21,7 +21,7 @@ pub(super) struct Written {
 
 impl Written {
     /// The index of it, which makes sense.
-    pub(super) fn index(self, (id, step): (String, u64), about: Value) -> Result<Index, String> {
+    pub(super) fn index(self, id: String, step: u64, about: Value) -> Result<Index, String> {
         let read = |(digest, bytes): &(u64, Vec<u8>)| {
             Table::from_bytes(bytes, *digest).map(|table| (*digest, table))
         };
@@ -45,7 +45,8 @@ impl Written {
 /// the first rank. Or the first rank that could not write into `folder`, and why not.
 pub(super) fn read_reports(
     all: &[Vec<u8>],
-    (own, folder): (u64, &Path),
+    own: u64,
+    folder: &Path,
 ) -> Result<(Vec<RankReport>, Vec<usize>), (usize, String)> {
     let (mut reports, mut known, mut asked) = (Vec::new(), BTreeSet::from([own]), Vec::new());
     let mut bytes = 0;

@@ -59,7 +59,7 @@ impl OnDevice for &Args {
         let model = Dequantize::new(&hub)?;
         let out = self.out.open(hub.model.files())?;
         let bar = Bar::new("dequantize");
-        let done = model.write(backend, (self.usage, self.dtype), out, &bar)?;
+        let done = model.write(backend, self.usage, self.dtype, out, &bar)?;
         bar.finish();
         left_out(&summary, &hub.other_files);
         warn_of_overflows(&done.overflows, self.dtype, "--dtype f32");

@@ -38,11 +38,13 @@ pub(super) fn options(args: &Args) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// The numbers of ranks and sequences, and the sizes of a model, which a folder has where they are fixed.
+/// The numbers of ranks and sequences, and the sizes of a model, which are fixed where a folder has them.
 pub(super) fn sizes(
     args: &Args,
-    (mesh, is_launched): (Mesh, bool),
-    (model, is_fixed): (GptConfig, bool),
+    mesh: Mesh,
+    is_launched: bool,
+    model: GptConfig,
+    is_fixed: bool,
 ) -> Result<(), UsageError> {
     let ranks = match args.sharded.mesh {
         Some(_) => "--mesh: its number of ranks",

@@ -49,12 +49,12 @@ impl Setup {
         checks::options(args)?;
         let (folder, model) = model(args)?;
         let is_fixed = folder.is_some();
-        checks::sizes(args, (mesh, launch.is_some()), (model, is_fixed))?;
+        checks::sizes(args, mesh, launch.is_some(), model, is_fixed)?;
         let (steps, tokens) = match args.epochs {
-            Some(epochs) => source::steps(args, (model, is_fixed), epochs)?,
+            Some(epochs) => source::steps(args, model, is_fixed, epochs)?,
             None => (steps(args, model)?, None),
         };
-        let config = config(args, mesh, (folder.as_deref(), model), steps)?;
+        let config = config(args, mesh, folder.as_deref(), model, steps)?;
         let baseline = !args.no_baseline && !is_fixed;
         let mut setup = Self {
             runs: recipes::select(&args.recipe, &args.compare, baseline)?,
@@ -83,7 +83,8 @@ impl Setup {
 fn config(
     args: &Args,
     mesh: Mesh,
-    (folder, model): (Option<&ModelFolder>, GptConfig),
+    folder: Option<&ModelFolder>,
+    model: GptConfig,
     steps: usize,
 ) -> Result<Config<GptConfig>, UsageError> {
     let (sharded, of) = (&args.sharded, &args.optimizer);
@@ -147,7 +148,7 @@ impl Setup {
     /// The recipes of the linear layers in `run`, before the tail.
     pub(super) fn recipes(&self, run: &Run) -> Vec<Variant> {
         let (linears, blocks) = (self.config.linears(), self.config.model.layers);
-        let of = |linear| self.config.recipe_of(run, linear, (blocks, false));
+        let of = |linear| self.config.recipe_of(run, linear, blocks, false);
         linears.iter().map(of).collect()
     }
 
@@ -204,7 +205,7 @@ impl Setup {
             ));
         }
         for run in &self.runs {
-            let fits = model.check_recipe((&run.name, run.recipe), &config.kept_in_bf16);
+            let fits = model.check_recipe(&run.name, run.recipe, &config.kept_in_bf16);
             fits.map_err(|error| of_layer(error, self.folder.is_some()))?;
             run.check_sharding(config.sharding)?;
             let (state, recipes) = (self.optimizer_state(run), self.recipes(run));

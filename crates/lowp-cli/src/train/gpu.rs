@@ -25,7 +25,8 @@ pub(super) type Comm = Arc<dyn Communicator<Cuda>>;
 pub(super) fn network(
     cuda: &Cuda,
     sharded: &mut ShardedModel<Cuda, Variant>,
-    (args, config): (&Args, &Config<GptConfig>),
+    args: &Args,
+    config: &Config<GptConfig>,
     RankPlace { rank, .. }: RankPlace,
 ) -> Result<Transformer<Variant>, TransformerError> {
     let sequences = config.batch / config.mesh.world() / config.accumulate;
@@ -68,7 +69,7 @@ pub(super) fn check(setup: &Setup) -> Result<(), UsageError> {
     for run in &setup.runs {
         for linear in config.linears() {
             for &tail in tails {
-                let recipe = config.recipe_of(run, &linear, (config.model.layers, tail));
+                let recipe = config.recipe_of(run, &linear, config.model.layers, tail);
                 table::check(&recipe).map_err(|why| {
                     UsageError::new(format!("{}, {}: {why}", run.name, linear.name))
                 })?;
@@ -81,7 +82,8 @@ pub(super) fn check(setup: &Setup) -> Result<(), UsageError> {
 /// The GPU and the communicator of a rank that is a process.
 pub(super) fn process(
     control: Arc<dyn Control>,
-    (first, local): (usize, usize),
+    first: usize,
+    local: usize,
     limit: Duration,
 ) -> Result<(Cuda, Comm)> {
     let cuda = crate::device::open(first + local)?;

@@ -39,7 +39,8 @@ struct Run<'a> {
 
 /// The whole file as text. Losses that are not finite have no JSON form and become null.
 pub(crate) fn render(
-    (args, setup): (&Args, &Setup),
+    args: &Args,
+    setup: &Setup,
     runs: &[RunResult],
     text: &Batches,
 ) -> Result<String> {

@@ -71,13 +71,13 @@ fn train(args: &Args, world: &World) -> Result<()> {
     })?;
     let total = setup.config.seeds * setup.runs.len();
     let mut results = Vec::new();
-    let trained = train_all((args, &setup), &*text, world, &mut results);
+    let trained = train_all(args, &setup, &*text, world, &mut results);
     let finished = results.len();
     // What is finished is worth having, whatever happened to the rest.
     let reported = if results.is_empty() || !world.reports() {
         Ok(())
     } else {
-        report((args, &setup), &results, &*text)
+        report(args, &setup, &results, &*text)
     };
     // Where some are, the arguments can work.
     let trained = trained.map_err(|error| match finished {
@@ -188,7 +188,8 @@ fn check_resume(args: &Args, setup: &Setup) -> Result<(), UsageError> {
 }
 
 fn train_all(
-    (args, setup): (&Args, &Setup),
+    args: &Args,
+    setup: &Setup,
     text: &Batches,
     world: &World,
     results: &mut Vec<RunResult>,
@@ -208,8 +209,8 @@ fn train_all(
         let label = format!("{:width$}", label(&run.name, config.seed));
         // Only rank 0 reports.
         let progress = world.reports().then(|| Progress::new(&label, config.steps));
-        let place = (text, world);
-        let (result, closed) = run::run(run, &config, (args, setup), place, progress.as_ref())?;
+        let shown = progress.as_ref();
+        let (result, closed) = run::run(run, &config, args, setup, text, world, shown)?;
         results.push(result);
         unlogged = unlogged.or(closed);
         if let Some(progress) = progress {
@@ -221,11 +222,11 @@ fn train_all(
 
 /// The table, and the files asked for. A file that cannot be written does not keep the other
 /// from being written.
-fn report((args, setup): (&Args, &Setup), runs: &[RunResult], text: &Batches) -> Result<()> {
+fn report(args: &Args, setup: &Setup, runs: &[RunResult], text: &Batches) -> Result<()> {
     let (summaries, unit) = (summaries(runs), text.unit());
     let printed = output::print(&table::render(setup, &summaries));
     let json = args.json.as_ref().map_or(Ok(()), |path| {
-        write_atomically(path, &json::render((args, setup), runs, text)?)
+        write_atomically(path, &json::render(args, setup, runs, text)?)
     });
     let page = args.report.as_ref().map_or(Ok(()), |path| {
         write_atomically(path, &report::render(setup, &summaries, unit)?)

@@ -25,8 +25,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) fn run(
     run: &Run,
     config: &Config<GptConfig>,
-    (args, setup): (&Args, &Setup),
-    (text, world): (&Batches, &World),
+    args: &Args,
+    setup: &Setup,
+    text: &Batches,
+    world: &World,
     progress: Option<&Progress>,
 ) -> Result<(RunResult, Option<TrainError>)> {
     let ranks = config.mesh.world();
@@ -44,7 +46,7 @@ pub(crate) fn run(
                 }
                 _ => logged(event, &log),
             }
-            follow(event, (args, run), progress);
+            follow(event, args, run, progress);
         }
     };
     let folder = setup.folder.as_deref();
@@ -82,7 +84,7 @@ pub(crate) fn run(
             ..training
         };
         training.rank(cuda, comm, |sharded, place| {
-            Ok(super::gpu::network(cuda, sharded, (args, config), place)?)
+            Ok(super::gpu::network(cuda, sharded, args, config, place)?)
         })
     };
     let trained = match (setup.device, world.rank()?) {
@@ -100,7 +102,7 @@ pub(crate) fn run(
         }
         #[cfg(feature = "cuda")]
         (Device::Cuda(first), Some((control, local))) => {
-            let (cuda, comm) = super::gpu::process(control, (first, local), world.limit)?;
+            let (cuda, comm) = super::gpu::process(control, first, local, world.limit)?;
             let trained = on_gpu(&cuda, comm).map_err(failed);
             trained.with_context(|| run.name.clone())
         }
@@ -162,7 +164,7 @@ fn threads<B: Backend>(
 }
 
 /// Prints what becomes of a run.
-fn follow(event: Event<'_>, (args, run): (&Args, &Run), progress: &Progress) {
+fn follow(event: Event<'_>, args: &Args, run: &Run, progress: &Progress) {
     match event {
         Event::Step {
             metrics,

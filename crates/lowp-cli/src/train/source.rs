@@ -116,7 +116,8 @@ fn tokens(args: &Args, model: &GptConfig) -> Result<Mixture> {
 )]
 pub(crate) fn steps(
     args: &Args,
-    (model, folder): (GptConfig, bool),
+    model: GptConfig,
+    folder: bool,
     epochs: f64,
 ) -> Result<(usize, Option<Arc<Mixture>>)> {
     if is_text(args) && !folder {

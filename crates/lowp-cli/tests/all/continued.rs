@@ -8,7 +8,7 @@ use lowp_comm::{LocalComm, Mesh, MeshComm, run_ranks};
 use lowp_file::{Hub, Values};
 use lowp_format::Phase;
 use lowp_format::spelling::Variant;
-use lowp_fsdp::{FirstValues, ModelError, ModelOptions, ShardedModel};
+use lowp_fsdp::{FirstValues, ModelError, ModelOptions, SavedModel, ShardedModel};
 use lowp_kernels::Cpu;
 use lowp_train::{HubValues, Model};
 use lowp_transformer::GptConfig;
@@ -95,10 +95,13 @@ fn trained(folder: &Path, model: GptConfig) -> Result<Known> {
     let comm = LocalComm::world_on(&[Cpu], Duration::from_secs(60)).pop();
     let mesh = MeshComm::new(Mesh::sharded(1), Arc::new(comm.context("a rank")?))?;
     let (linears, vars) = (model.linears(), model.vars());
-    let saved = (&checkpoint, [&about["weights"], &about["scales"]]);
+    let saved = SavedModel {
+        checkpoint: &checkpoint,
+        weights: &about["weights"],
+        scales: &about["scales"],
+    };
     let options = ModelOptions::default();
-    let mut sharded =
-        ShardedModel::load((&Cpu, &mesh), |_| recipe, &linears, &vars, options, saved)?;
+    let mut sharded = ShardedModel::load(&Cpu, &mesh, |_| recipe, &linears, &vars, options, saved)?;
     let mut known = BTreeMap::new();
     for (weight, linear) in sharded.weights().zip(&linears) {
         weight.with_values(Phase::Forward, |values| {
@@ -128,9 +131,8 @@ fn logits(model: GptConfig, first: &(dyn FirstValues + Sync)) -> Result<Vec<f32>
         let recipe: Variant = "fp32".parse()?;
         let (linears, vars) = (model.linears(), model.vars());
         let options = ModelOptions::default();
-        let on = (&Cpu, &mesh);
         let mut sharded =
-            ShardedModel::with_values(on, |_| recipe, &linears, &vars, options, first)?;
+            ShardedModel::with_values(&Cpu, &mesh, |_| recipe, &linears, &vars, options, first)?;
         let ids: Vec<u32> = (0..2 * SEQ as u32).map(|at| at * 5 % 32).collect();
         Ok::<_, anyhow::Error>(Transformer::new(model, &mut sharded, 1, false)?.logits(&ids)?)
     });

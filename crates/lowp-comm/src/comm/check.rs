@@ -21,23 +21,23 @@ impl<B: Backend> Collective<'_, B> {
                 for (i, item) in items.iter().enumerate() {
                     check_ranges(op, i, item.ranges, world)?;
                     let needed = item.ranges[rank].len();
-                    let source = ("the source", backend.len(item.source));
-                    check_length(op, i, source, needed)?;
+                    let found = backend.len(item.source);
+                    check_length(op, i, "the source", found, needed)?;
                     let needed = end(item.ranges);
                     let found = backend.len(item.dest);
                     if found < needed {
-                        check_length(op, i, ("the destination", found), needed)?;
+                        check_length(op, i, "the destination", found, needed)?;
                     }
                 }
             }
             Collective::ReduceScatter(items, _) => {
                 for (i, item) in items.iter().enumerate() {
                     check_ranges(op, i, item.ranges, world)?;
-                    let out = ("the output", backend.len(item.out));
-                    check_length(op, i, out, item.ranges[rank].len())?;
+                    let (found, needed) = (backend.len(item.out), item.ranges[rank].len());
+                    check_length(op, i, "the output", found, needed)?;
                     let (found, needed) = (item.grad.len(backend), end(item.ranges));
                     if found < needed {
-                        check_length(op, i, ("the gradient", found), needed)?;
+                        check_length(op, i, "the gradient", found, needed)?;
                     }
                 }
                 check_memory(items, backend)?;
@@ -45,8 +45,8 @@ impl<B: Backend> Collective<'_, B> {
             Collective::Owned(items, _) => {
                 for (i, item) in items.iter().enumerate() {
                     check_ranges(op, i, item.ranges, world)?;
-                    let piece = ("the piece", backend.len(item.piece));
-                    check_length(op, i, piece, item.ranges[rank].len())?;
+                    let (found, needed) = (backend.len(item.piece), item.ranges[rank].len());
+                    check_length(op, i, "the piece", found, needed)?;
                     if item.owner >= world {
                         return Err(CommError::World {
                             what: format!("the owner of item {i} of {op}, counted from 0,"),
@@ -56,7 +56,7 @@ impl<B: Backend> Collective<'_, B> {
                     }
                     let (found, needed) = (backend.len(item.whole), end(item.ranges));
                     if item.owner == rank && found < needed {
-                        check_length(op, i, ("the whole", found), needed)?;
+                        check_length(op, i, "the whole", found, needed)?;
                     }
                 }
             }
@@ -156,7 +156,8 @@ fn check_ranges(
 fn check_length(
     op: &'static str,
     item: usize,
-    (what, found): (&'static str, usize),
+    what: &'static str,
+    found: usize,
     needed: usize,
 ) -> Result<(), CommError> {
     if found == needed {

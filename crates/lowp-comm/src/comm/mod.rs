@@ -89,7 +89,7 @@ impl<B: Backend> ReduceItem<'_, B> {
 /// The dtype that f32 gradients have on the wire; those in bf16 travel as they are. Accumulation is f32 always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GradWire {
-    /// f32.
+    /// As they are, in f32.
     #[default]
     F32,
     /// Each rank's gradient is rounded to bf16 (nearest even) first.
@@ -97,7 +97,7 @@ pub enum GradWire {
 }
 
 impl GradWire {
-    /// Both.
+    /// Both dtypes, the exact one first.
     pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
 
     /// `f32` or `bf16`.

@@ -12,7 +12,7 @@ use crate::CommError;
 pub struct OwnedItem<'a, B: Backend> {
     /// The rank that has the whole.
     pub owner: usize,
-    /// This rank's piece.
+    /// This rank's piece, as long as its range; read or written as the [`Direction`] says.
     pub piece: &'a B::Buffer<bf16>,
     /// The whole, on its owner; not used elsewhere. It is apart from every piece, but that the owner's may lie in its place in it.
     pub whole: &'a B::Buffer<bf16>,
@@ -32,7 +32,7 @@ pub enum Direction {
 /// The piece of one rank of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnedPiece {
-    /// The item.
+    /// The number of the item in its batch.
     pub item: usize,
     /// Whose piece it is.
     pub of: usize,

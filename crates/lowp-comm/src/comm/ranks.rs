@@ -18,7 +18,7 @@ use crate::CommError;
 pub struct RanksFailed<T, E> {
     /// The rank that failed first: the root cause.
     pub rank: usize,
-    /// Its error.
+    /// What that rank returned.
     pub cause: E,
     /// What the other ranks returned, with their numbers; failures first, in the order in which
     /// they happened.

@@ -39,8 +39,10 @@ impl ReduceStaging {
     /// Of a gradient of `len` elements in `dtype`, which travels as `wire` to `world` ranks, if the parts of this rank's `own` are added
     /// there.
     pub fn of_parts(
-        (dtype, wire): (FloatDtype, GradWire),
-        (len, own): (usize, usize),
+        dtype: FloatDtype,
+        wire: GradWire,
+        len: usize,
+        own: usize,
         world: usize,
     ) -> Self {
         // Nothing arrives at a rank that is alone.
@@ -75,22 +77,26 @@ impl ReduceStaging {
         grads: &[StagedGrad],
         runs: &[UnevenRun],
         adder: Adder,
-        (rank, world): (usize, usize),
+        rank: usize,
+        world: usize,
     ) -> Self {
-        let parts = |grad: &StagedGrad, lens| match adder {
+        let parts = |grad: &StagedGrad, len, own| match adder {
             Adder::Library => Self::default(),
-            Adder::Receiver => Self::of_parts((grad.dtype, grad.wire), lens, world),
+            Adder::Receiver => Self::of_parts(grad.dtype, grad.wire, len, own, world),
         };
         let of_run = |run: &UnevenRun| {
-            let lens = (run.len(), run.parts[rank].len());
-            [parts(&grads[run.items.start], lens), run.staging(rank)]
+            let own = run.parts[rank].len();
+            [
+                parts(&grads[run.items.start], run.len(), own),
+                run.staging(rank),
+            ]
         };
         let sums = |grad: &StagedGrad| match grad.accumulate {
             true => Self::of_sums(grad.own).added,
             false => 0,
         };
         let others = || UnevenRun::others(runs, grads.len()).map(|item| &grads[item]);
-        let others_parts = others().map(|grad| parts(grad, (grad.len, grad.own)));
+        let others_parts = others().map(|grad| parts(grad, grad.len, grad.own));
         let all: Self = runs.iter().flat_map(of_run).chain(others_parts).sum();
         let in_runs = runs.iter().flat_map(|run| &grads[run.items.clone()]);
         let added = match adder {

@@ -48,7 +48,7 @@ pub struct UnevenRun {
 /// Sums that go from the rank that has them to the one that owns them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// The other rank.
+    /// The rank on the other side, which sends or receives them.
     pub peer: usize,
     /// Which of the batch.
     pub item: usize,
@@ -83,7 +83,7 @@ impl UnevenRun {
             }
             let owned = batch[start..end].iter().map(|(_, ranges)| *ranges);
             let owned: Vec<_> = owned.collect();
-            runs.push(Self::new(start, elements, &owned, (world, adder)));
+            runs.push(Self::new(start, elements, &owned, world, adder));
             start = end;
         }
         runs
@@ -94,7 +94,8 @@ impl UnevenRun {
         start: usize,
         elements: Range<usize>,
         owned: &[&[Range<usize>]],
-        (world, adder): (usize, Adder),
+        world: usize,
+        adder: Adder,
     ) -> Self {
         let items = start..start + owned.len();
         let in_parts_of = |each: usize| {

@@ -57,9 +57,9 @@ const PORT: u16 = 29500;
 /// One process of a world of processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// This rank.
+    /// The number of this rank in the world, from 0.
     pub rank: usize,
-    /// Number of ranks.
+    /// Number of ranks of the world.
     pub world: usize,
     /// This rank among those of its machine: the number of its GPU. The first may bring the calls of the others to rank 0 ([`join`](crate::join)).
     pub local_rank: usize,
@@ -78,6 +78,149 @@ pub struct Launch {
     /// How often this rank was started again, which torchrun counts for each machine by itself: of two processes that say they are one rank
     /// before all ranks are there, the one that was started again more often is it.
     pub restart: u64,
+}
+
+/// The launcher that started this process, if one did.
+fn launcher(
+    get: &dyn Fn(&str) -> Option<OsString>,
+) -> Result<Option<&'static Launcher>, CommError> {
+    // Slurm numbers batch scripts, too, which are no step; its own PMI has no local ranks.
+    let names = |l: &&Launcher| {
+        let also = match l.rank {
+            "PMI_RANK" => get(l.local).is_some(),
+            "SLURM_PROCID" => get(l.world).is_some(),
+            _ => true,
+        };
+        get(l.rank).is_some() && also
+    };
+    if let Some(launcher) = LAUNCHERS.iter().find(names) {
+        return Ok(Some(launcher));
+    }
+    // Each process would be a run of its own.
+    let Launcher { rank, world, .. } = &LAUNCHERS[0];
+    let several = text(get, world).filter(|value| {
+        value
+            .trim()
+            .parse()
+            .map_or(!value.trim().is_empty(), |n: usize| n > 1)
+    });
+    match several {
+        Some(ranks) => Err(wrong(
+            rank,
+            "",
+            &format!("it must be set beside {world}, which is {ranks}; set it, or unset {world}"),
+        )),
+        None => Ok(None),
+    }
+}
+
+/// The text of a variable, if it is set.
+fn text(get: &dyn Fn(&str) -> Option<OsString>, name: &str) -> Option<String> {
+    get(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// The environment of a rank.
+struct Variables<'a> {
+    get: &'a dyn Fn(&str) -> Option<OsString>,
+    launcher: &'static Launcher,
+}
+
+impl Variables<'_> {
+    fn text(&self, name: &str) -> Option<String> {
+        text(self.get, name)
+    }
+
+    /// The number `name`; without a `default` it must be set.
+    fn number(&self, name: &str, default: Option<usize>) -> Result<usize, CommError> {
+        match (self.text(name), default) {
+            (Some(value), _) => value.trim().parse::<usize>().map_err(|_| {
+                let why = "a whole number is needed";
+                wrong(name, &value, why)
+            }),
+            (None, Some(default)) => Ok(default),
+            (None, None) => {
+                let why = format!(
+                    "it is not set, and has to be beside {}; set it, or start the command by a launcher",
+                    self.launcher.rank
+                );
+                Err(wrong(name, "", &why))
+            }
+        }
+    }
+
+    /// The machine of rank 0.
+    fn host(&self, world: usize, local_world: usize) -> Result<String, CommError> {
+        let counts_local = (self.get)(self.launcher.local_world).is_some();
+        let is_here = world == 1 || counts_local && local_world == world;
+        let host = self
+            .text("MASTER_ADDR")
+            .or_else(|| {
+                self.text("SLURM_STEP_NODELIST")
+                    .map(|list| first_node(&list))
+            })
+            .or_else(|| is_here.then(|| "127.0.0.1".to_owned()));
+        let Some(host) = host.filter(|host| !host.trim().is_empty()) else {
+            let why = "name the machine of rank 0, the same on every rank";
+            return Err(wrong("MASTER_ADDR", "", why));
+        };
+        // An address of IPv6 may name an interface after `%`.
+        let bare = host.split('%').next().unwrap_or_default();
+        if host.contains(':') && bare.parse::<Ipv6Addr>().is_err() {
+            let why = "a name or an address is needed, without a port, which is MASTER_PORT";
+            return Err(wrong("MASTER_ADDR", &host, why));
+        }
+        Ok(host)
+    }
+
+    /// The port that rank 0 listens at.
+    fn port(&self) -> Result<u16, CommError> {
+        let port = |name: &str, value: usize| {
+            let port = u16::try_from(value).ok().filter(|&port| port > 0);
+            port.ok_or_else(|| wrong(name, &value.to_string(), "a port is 1 to 65535"))
+        };
+        if (self.get)("LOWP_MASTER_PORT").is_some() {
+            return port("LOWP_MASTER_PORT", self.number("LOWP_MASTER_PORT", None)?);
+        }
+        let agent = self.text("TORCHELASTIC_USE_AGENT_STORE");
+        let taken = agent.is_some_and(|value| value == "True");
+        let first = port(
+            "MASTER_PORT",
+            self.number("MASTER_PORT", Some(usize::from(PORT)))?,
+        )?;
+        let next = first.checked_add(u16::from(taken));
+        next.ok_or_else(|| {
+            let why =
+                "torchrun's agent has that port, and there is none after it; set LOWP_MASTER_PORT";
+            wrong("MASTER_PORT", &first.to_string(), why)
+        })
+    }
+
+    /// The name of the run; empty where nothing names it.
+    fn run(&self) -> Result<String, CommError> {
+        let run = self
+            .text("LOWP_RUN_ID")
+            .or_else(|| self.text("TORCHELASTIC_RUN_ID"));
+        let run = run.or_else(|| self.slurm_run()).unwrap_or_default();
+        if run.len() > LONGEST_RUN {
+            let why = format!("the name of a run has at most {LONGEST_RUN} bytes");
+            return Err(wrong("LOWP_RUN_ID", &run, &why));
+        }
+        Ok(run)
+    }
+
+    /// The step of a job of Slurm. Other launchers may start ranks outside the job's own steps, which do not have all variables.
+    fn slurm_run(&self) -> Option<String> {
+        let by_srun = self.launcher.rank == "SLURM_PROCID";
+        let mut run = self.text("SLURM_JOB_ID").filter(|_| by_srun)?;
+        if let Some(step) = self.text("SLURM_STEP_ID") {
+            run += &format!(".{step}");
+        }
+        let restarts = self.text("SLURM_RESTART_COUNT");
+        if let Some(count) = restarts.filter(|count| count != "0") {
+            run += &format!(" restart {count}");
+        }
+        Some(run)
+    }
 }
 
 impl Launch {
@@ -103,52 +246,15 @@ impl Launch {
         limit: Duration,
         build: &str,
     ) -> Result<Option<Self>, CommError> {
-        let text = |name: &str| get(name).map(|value| value.to_string_lossy().into_owned());
-        // Slurm numbers batch scripts, too, which are no step; its own PMI has no local ranks.
-        let names = |l: &&Launcher| {
-            let also = match l.rank {
-                "PMI_RANK" => get(l.local).is_some(),
-                "SLURM_PROCID" => get(l.world).is_some(),
-                _ => true,
-            };
-            get(l.rank).is_some() && also
+        let Some(launcher) = launcher(&get)? else {
+            return Ok(None);
         };
-        let Some(launcher) = LAUNCHERS.iter().find(names) else {
-            // Each process would be a run of its own.
-            let Launcher { rank, world, .. } = &LAUNCHERS[0];
-            let several = text(world).filter(|value| {
-                value
-                    .trim()
-                    .parse()
-                    .map_or(!value.trim().is_empty(), |n: usize| n > 1)
-            });
-            return match several {
-                Some(ranks) => Err(wrong(
-                    rank,
-                    "",
-                    &format!(
-                        "it must be set beside {world}, which is {ranks}; set it, or unset {world}"
-                    ),
-                )),
-                None => Ok(None),
-            };
+        let variables = Variables {
+            get: &get,
+            launcher,
         };
-        let number = |name: &str, default: Option<usize>| match (text(name), default) {
-            (Some(value), _) => value.trim().parse::<usize>().map_err(|_| {
-                let why = "a whole number is needed";
-                wrong(name, &value, why)
-            }),
-            (None, Some(default)) => Ok(default),
-            (None, None) => {
-                let why = format!(
-                    "it is not set, and has to be beside {}; set it, or start the command by a launcher",
-                    launcher.rank
-                );
-                Err(wrong(name, "", &why))
-            }
-        };
-        let rank = number(launcher.rank, None)?;
-        let world = number(launcher.world, None)?;
+        let rank = variables.number(launcher.rank, None)?;
+        let world = variables.number(launcher.world, None)?;
         if world > MOST_RANKS {
             let why = format!("a world has at most {MOST_RANKS} ranks");
             return Err(wrong(launcher.world, &world.to_string(), &why));
@@ -157,72 +263,20 @@ impl Launch {
             let why = format!("{} is {world}; ranks count from 0", launcher.world);
             return Err(wrong(launcher.rank, &rank.to_string(), &why));
         }
-        let local_rank = number(launcher.local, Some(rank))?;
-        let local_world = number(launcher.local_world, Some(world))?.clamp(1, world);
-        let host = text("MASTER_ADDR")
-            .or_else(|| text("SLURM_STEP_NODELIST").map(|list| first_node(&list)))
-            .or_else(|| {
-                (world == 1 || get(launcher.local_world).is_some() && local_world == world)
-                    .then(|| "127.0.0.1".to_owned())
-            });
-        let Some(host) = host.filter(|host| !host.trim().is_empty()) else {
-            let why = "name the machine of rank 0, the same on every rank";
-            return Err(wrong("MASTER_ADDR", "", why));
-        };
-        // An address of IPv6 may name an interface after `%`.
-        let bare = host.split('%').next().unwrap_or_default();
-        if host.contains(':') && bare.parse::<Ipv6Addr>().is_err() {
-            let why = "a name or an address is needed, without a port, which is MASTER_PORT";
-            return Err(wrong("MASTER_ADDR", &host, why));
-        }
-        let port = |name: &str, value: usize| {
-            let port = u16::try_from(value).ok().filter(|&port| port > 0);
-            port.ok_or_else(|| wrong(name, &value.to_string(), "a port is 1 to 65535"))
-        };
-        let port = if get("LOWP_MASTER_PORT").is_some() {
-            port("LOWP_MASTER_PORT", number("LOWP_MASTER_PORT", None)?)?
-        } else {
-            let taken = text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
-            let first = port(
-                "MASTER_PORT",
-                number("MASTER_PORT", Some(usize::from(PORT)))?,
-            )?;
-            let next = first.checked_add(u16::from(taken));
-            next.ok_or_else(|| {
-                let why = "torchrun's agent has that port, and there is none after it; set LOWP_MASTER_PORT";
-                wrong("MASTER_PORT", &first.to_string(), why)
-            })?
-        };
-        let restart = number("TORCHELASTIC_RESTART_COUNT", Some(0))? as u64;
-        // Other launchers may start ranks outside the job's own steps, which do not have all variables.
-        let slurm = || {
-            let mut run = text("SLURM_JOB_ID").filter(|_| launcher.rank == "SLURM_PROCID")?;
-            if let Some(step) = text("SLURM_STEP_ID") {
-                run += &format!(".{step}");
-            }
-            let restarts = text("SLURM_RESTART_COUNT").filter(|count| count != "0");
-            if let Some(count) = restarts {
-                run += &format!(" restart {count}");
-            }
-            Some(run)
-        };
-        let run = text("LOWP_RUN_ID").or_else(|| text("TORCHELASTIC_RUN_ID"));
-        let run = run.or_else(slurm).unwrap_or_default();
-        if run.len() > LONGEST_RUN {
-            let why = format!("the name of a run has at most {LONGEST_RUN} bytes");
-            return Err(wrong("LOWP_RUN_ID", &run, &why));
-        }
+        let local_rank = variables.number(launcher.local, Some(rank))?;
+        let local_world = variables.number(launcher.local_world, Some(world))?;
+        let local_world = local_world.clamp(1, world);
         Ok(Some(Self {
             rank,
             world,
             local_rank,
             local_world,
-            host,
-            port,
+            host: variables.host(world, local_world)?,
+            port: variables.port()?,
             limit,
             build: build.to_owned(),
-            run,
-            restart,
+            restart: variables.number("TORCHELASTIC_RESTART_COUNT", Some(0))? as u64,
+            run: variables.run()?,
         }))
     }
 

@@ -139,7 +139,7 @@ fn uneven_buckets_stage_even_parts() {
             own: ranges[0].len(),
             accumulate,
         });
-        ReduceStaging::of_batch(&grads.collect::<Vec<_>>(), &runs, adder, (0, 4))
+        ReduceStaging::of_batch(&grads.collect::<Vec<_>>(), &runs, adder, 0, 4)
     };
     let arrive = ReduceStaging {
         arrivals: [0, 64000],

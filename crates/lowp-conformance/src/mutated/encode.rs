@@ -5,7 +5,7 @@ use lowp_format::{Extent, Form, FourOverSix, Orientation};
 use super::vectors::ElementsOrZero;
 use super::*;
 use lowp_kernels::StochasticKey;
-use lowp_kernels::reference::Reference;
+use lowp_kernels::reference::{RandomBytes, Reference};
 use lowp_kernels::testing::is_stochastic;
 
 pub fn encode_jobs<B: Fenced>(rig: &Rig<B>) {
@@ -279,7 +279,10 @@ pub(super) fn encoded<B: Backend>(
     let (outer, consumed) = known_and_consumed(rig, job.shape, &job.kernels, &job.tensor);
     let random = job.stochastic.map(|key| {
         let stream = key.stream.wrapping_add(scalars().random_step << 32);
-        (Philox::new(key.seed, stream), key.first)
+        RandomBytes {
+            philox: Philox::new(key.seed, stream),
+            first: key.first,
+        }
     });
     let oracle = Oracle {
         shape: job.shape,

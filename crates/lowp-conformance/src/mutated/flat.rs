@@ -6,6 +6,7 @@ use super::encode::{
 };
 use super::*;
 use crate::flat::{blocks_of, flat_specs, flat_usage};
+use lowp_kernels::reference::BlockAmaxes;
 use lowp_kernels::{BlockAmax, FlatBlocks, FlatEncodeJob};
 
 pub fn flat_encode_jobs<B: Fenced>(rig: &Rig<B>) {
@@ -177,7 +178,10 @@ impl<B: Fenced> Mutate<B> for FlatEncodeJob<B> {
             let agreed = block.zip(self.blocks.as_ref()).and_then(|(block, flat)| {
                 let part = flat.blocks.iter().find(|part| part.block == block)?;
                 let all = amaxes.as_ref()?;
-                Some((block, &all[part.start..part.start + entries(block)]))
+                Some(BlockAmaxes {
+                    block,
+                    amaxes: &all[part.start..part.start + entries(block)],
+                })
             });
             oracle
                 .of(orientation)

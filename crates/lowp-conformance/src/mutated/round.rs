@@ -4,7 +4,7 @@ use super::encode::{encoded, tensor};
 use super::vectors::ElementsOrZero;
 use super::*;
 use crate::round::in_order;
-use lowp_format::{Quantizer, Quantizers};
+use lowp_format::{Buffer, Quantizer, Quantizers};
 use lowp_kernels::testing::is_stochastic;
 use lowp_kernels::{RoundJob, StochasticKey, reference, rounds};
 
@@ -136,20 +136,24 @@ fn decoded<B: Backend>(
             .zip(&made)
             .find(|(spec, _)| spec.key.part == part)?;
         match output {
-            Output::Bytes(_, _, bytes) | Output::Scale(_, bytes) => Some((spec, &bytes[..])),
+            Output::Bytes(_, _, bytes) | Output::Scale(_, bytes) => Some(Buffer {
+                spec: *spec,
+                storage: &bytes[..],
+            }),
             _ => None,
         }
     };
     let outer = kernel.scale.outer().and_then(|(_, outer)| part(outer));
-    let tensor = outer.map_or(Vec::new(), |(_, bytes)| {
-        let entries = bytes.as_chunks().0.iter();
+    let tensor = outer.map_or(Vec::new(), |buffer| {
+        let entries = buffer.storage.as_chunks().0.iter();
         entries.map(|bytes| f32::from_le_bytes(*bytes)).collect()
     });
     reference::decode(
         encode.shape,
-        (orientation, &kernel),
-        part(Part::Data).expect("codes"),
-        part(Part::BlockScale),
+        orientation,
+        &kernel,
+        &part(Part::Data).expect("codes"),
+        part(Part::BlockScale).as_ref(),
         &tensor,
     )
 }

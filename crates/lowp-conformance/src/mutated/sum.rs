@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::sum::{summed, summed_parts};
-use lowp_kernels::{ConvertJob, SumJob, SumPartsJob};
+use lowp_kernels::{ConvertJob, OwnPart, SumJob, SumPartsJob};
 
 pub fn add_jobs<B: Fenced>(rig: &Rig<B>) {
     all::<B, SumJob<B>>(rig);
@@ -132,8 +132,11 @@ impl<B: Fenced> Mutate<B> for SumPartsJob<B> {
         );
         let parts = choices.source(count * len, true);
         let own = choices.coin().then(|| {
-            let own = of_dtype(choices, &parts, len);
-            (choices.below(count), own)
+            let values = of_dtype(choices, &parts, len);
+            OwnPart {
+                number: choices.below(count),
+                values,
+            }
         });
         Self {
             parts,
@@ -153,11 +156,14 @@ impl<B: Fenced> Mutate<B> for SumPartsJob<B> {
             "count" => self.count = choices.size(self.count),
             "own" => {
                 let len = choices.length(choices.rig.backend.len::<f32>(&self.into));
-                self.own = Some((choices.below(self.count), choices.source(len, true)));
+                self.own = Some(OwnPart {
+                    number: choices.below(self.count),
+                    values: choices.source(len, true),
+                });
             }
             "number" => {
-                if let Some((number, _)) = &mut self.own {
-                    *number = choices.size(*number);
+                if let Some(own) = &mut self.own {
+                    own.number = choices.size(own.number);
                 }
             }
             "into" => {
@@ -182,8 +188,8 @@ impl<B: Fenced> Mutate<B> for SumPartsJob<B> {
         if let Some(all) = small(&[self.count, len]) {
             self.parts = of_dtype(choices, &self.parts, all);
         }
-        if let Some((_, own)) = &mut self.own {
-            *own = of_dtype(choices, &self.parts, len);
+        if let Some(own) = &mut self.own {
+            own.values = of_dtype(choices, &self.parts, len);
         }
     }
 

@@ -36,7 +36,7 @@ pub fn updates_of_short_tiles<B: Fenced>(rig: &Rig<B>) {
             for &(variant, (half_states, half_grad, shift)) in &variants {
                 let mut choices = Choices::new(rig, (index * VARIANTS.len() + variant) as u64);
                 choices.shift = Some(shift);
-                let job = update(&mut choices, &case, shape, (half_states, half_grad));
+                let job = update(&mut choices, &case, shape, half_states, half_grad);
                 let what = format!("{rig:?}, {shape}, variant {variant}: {case:?}");
                 let plan = rig.plan(job.clone().work());
                 let plan = plan.unwrap_or_else(|error| panic!("{error}: {what}"));
@@ -51,7 +51,8 @@ fn update<B: Fenced>(
     choices: &mut Choices<'_, B>,
     case: &Case,
     shape: Shape,
-    (half_states, half_grad): ([bool; 2], bool),
+    half_states: [bool; 2],
+    half_grad: bool,
 ) -> UpdateJob<B> {
     let len = shape.elements();
     let master = choices.floats(len, false);

@@ -202,7 +202,7 @@ impl TrainedCheckpoint {
             .filter(|(_, master)| all || !master.of_weight);
         let item = |(number, master): (usize, &Master)| {
             let job = self.weights.len() + number;
-            Item::made((job, 0), master.name.clone(), dtype, master.dims.clone())
+            Item::made(job, 0, master.name.clone(), dtype, master.dims.clone())
         };
         Ok(items.map(item).collect())
     }
@@ -282,7 +282,7 @@ impl TrainedCheckpoint {
             let name = format!("{}{MASTER}", member.saved);
             let rounding = recipe.source_rounding();
             let Shape { rows, cols } = member.tensor.full;
-            self.each_value((&name, [rows, cols]), |values| {
+            self.each_value(&name, [rows, cols], |values| {
                 let magnitudes = values.iter().map(|value| magnitude(rounding.apply(*value)));
                 amax = magnitudes.fold(amax, u32::max);
                 Ok(())
@@ -294,7 +294,8 @@ impl TrainedCheckpoint {
     /// Hands the values of a matrix to `take`, some at a time: besides them one rank's piece is held.
     fn each_value(
         &self,
-        (name, full): (&str, [usize; 2]),
+        name: &str,
+        full: [usize; 2],
         mut take: impl FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
         let len = full[0] * full[1];
@@ -362,7 +363,7 @@ fn weight(saved: &str, about: &Value) -> Result<Option<Quantized>, String> {
     let recipe = AnyRecipe::from_name(recipe_name, &options).map_err(|e| e.to_string())?;
     let shape: [usize; 2] =
         serde_json::from_value(about["shape"].clone()).map_err(|e| e.to_string())?;
-    let text = Text::new(&recipe, (Dtype::F32, &shape), Usage::BOTH, Form::Padded);
+    let text = Text::new(&recipe, Dtype::F32, &shape, Usage::BOTH, Form::Padded);
     let tensor = Quantized::from_text(&file_name(saved), text)?;
     Ok((weight_record(&recipe, tensor.full) == *about).then_some(tensor))
 }
@@ -429,7 +430,7 @@ impl Parts for Values<'_> {
             return sink(&self.trained.bytes_of(weight, elements)?);
         }
         self.trained
-            .each_value((&master.saved, master.full), |values| {
+            .each_value(&master.saved, master.full, |values| {
                 bytes.clear();
                 self.decoder.append(&master.name, values, &mut bytes);
                 sink(&bytes)

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use weight::{Source, Weight, Work};
 
-pub use crate::interchange::forms::{Target, stored_name, targets};
+pub use crate::interchange::forms::{ExportTarget, stored_name, targets};
 pub use checkpoint::TrainedCheckpoint;
 pub use fused::{FusedLayers, run_as_one};
 pub(crate) use weight::choice;
@@ -35,7 +35,7 @@ pub(crate) use weight::choice;
 /// A model or a checkpoint that is to be exported.
 #[derive(Debug)]
 pub struct Export<'a> {
-    to: Target,
+    to: ExportTarget,
     hub: Option<&'a Hub>,
     /// What is carried along.
     others: Option<&'a OtherFiles>,
@@ -53,7 +53,7 @@ impl<'a> Export<'a> {
     ///
     /// # Errors
     /// It holds no quantized tensor, or one that has no form of the target.
-    pub fn of_model(hub: &'a Hub, to: Target) -> Result<Self> {
+    pub fn of_model(hub: &'a Hub, to: ExportTarget) -> Result<Self> {
         let model = &hub.model;
         let tensors = meta::quantized(model)?;
         if tensors.is_empty() {
@@ -88,8 +88,8 @@ impl<'a> Export<'a> {
     ///
     /// # Errors
     /// A weight has no form of the target, or the checkpoint is damaged.
-    pub fn of_checkpoint(trained: &'a TrainedCheckpoint, to: Target) -> Result<Self> {
-        let decoded = matches!(to, Target::Fp32 | Target::Bf16);
+    pub fn of_checkpoint(trained: &'a TrainedCheckpoint, to: ExportTarget) -> Result<Self> {
+        let decoded = matches!(to, ExportTarget::Fp32 | ExportTarget::Bf16);
         let mut input = Self {
             to,
             hub: None,
@@ -159,7 +159,7 @@ impl<'a> Export<'a> {
             // What transformers look for.
             self.metadata.insert("format".to_owned(), "pt".to_owned());
         }
-        if to == Target::Te {
+        if to == ExportTarget::Te {
             self.metadata
                 .insert(keys::FORMAT_KEY.to_owned(), keys::FORMAT.to_owned());
         }

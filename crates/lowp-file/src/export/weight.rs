@@ -5,7 +5,7 @@ use crate::decoding::Decoder;
 use crate::dtypes::{Named, OutputDtype};
 use crate::error::{Context, FileError, Result, input_error, mend, of_tensor};
 use crate::fields::{self, Content as Kind, Field, holding};
-use crate::interchange::forms::{self, Axes, Content, Form, Operand, Stored, Target, base};
+use crate::interchange::forms::{self, Axes, Content, ExportTarget, Form, Operand, Stored, base};
 use crate::interchange::record::{self, Numbers};
 use crate::meta::{Quantized, Text};
 use crate::model::Model;
@@ -52,12 +52,12 @@ struct Entries {
 }
 
 impl<'a> Weight<'a> {
-    pub(crate) fn new(tensor: Quantized, source: Source<'a>, to: Target) -> Result<Self> {
+    pub(crate) fn new(tensor: Quantized, source: Source<'a>, to: ExportTarget) -> Result<Self> {
         let (name, recipe) = (&tensor.name, &tensor.recipe);
         let work = match to {
-            Target::Fp32 => Work::Decoded(OutputDtype::F32),
-            Target::Bf16 => Work::Decoded(OutputDtype::Bf16),
-            Target::Te => Work::Fields,
+            ExportTarget::Fp32 => Work::Decoded(OutputDtype::F32),
+            ExportTarget::Bf16 => Work::Decoded(OutputDtype::Bf16),
+            ExportTarget::Te => Work::Fields,
             _ => Work::Stored(forms::form(to, recipe).ok_or_else(|| no_form(name, recipe, to))?),
         };
         let mut fields = Vec::new();
@@ -106,7 +106,7 @@ impl<'a> Weight<'a> {
             Work::Stored(form) => {
                 let item = |(part, stored): (usize, &Stored)| {
                     let dims = stored.dims(&form.operand, *full);
-                    Item::made((job, part), form.name_of(name, stored), stored.dtype, dims)
+                    Item::made(job, part, form.name_of(name, stored), stored.dtype, dims)
                 };
                 let usage = restorable(&self.tensor.recipe, self.tensor.usage);
                 let text = Text {
@@ -265,7 +265,7 @@ impl<'a> Weight<'a> {
     }
 }
 
-fn no_form(name: &str, recipe: &impl Recipe, to: Target) -> FileError {
+fn no_form(name: &str, recipe: &impl Recipe, to: ExportTarget) -> FileError {
     let kernel = recipe.kernel(Orientation::Rowwise);
     let what = format!(
         "'{}' is {} with {} codes, which {} has no form for",
@@ -275,7 +275,7 @@ fn no_form(name: &str, recipe: &impl Recipe, to: Target) -> FileError {
         to.name()
     );
     let targets = forms::targets(recipe);
-    mend(what, Remedy::Target { targets })
+    mend(what, Remedy::ExportTarget { targets })
 }
 
 /// The orientations that can be made of the buffers that serve the rowwise one.
@@ -295,7 +295,7 @@ fn restorable(recipe: &impl Recipe, usage: Usage) -> Usage {
 const MAX_EMPTY_LINES: usize = 1 << 20;
 
 /// Rejects a weight that `form` has no source for.
-fn check(tensor: &Quantized, form: &Form, to: Target) -> Result<()> {
+fn check(tensor: &Quantized, form: &Form, to: ExportTarget) -> Result<()> {
     let name = shown(&tensor.name);
     if !tensor.usage.contains(Usage::ROWWISE) {
         let what = format!(
@@ -303,7 +303,7 @@ fn check(tensor: &Quantized, form: &Form, to: Target) -> Result<()> {
             tensor.usage,
             to.name()
         );
-        let target = Target::Te.name();
+        let target = ExportTarget::Te.name();
         return Err(mend(what, Remedy::TargetOrBoth { target }));
     }
     let [rows, cols] = form.operand.scales(tensor.full);
@@ -317,7 +317,8 @@ fn check(tensor: &Quantized, form: &Form, to: Target) -> Result<()> {
         return Err(mend(what, Remedy::LeaveOut));
     }
     // These put nothing in the source of a name, and take any number of axes.
-    let targets = [Target::Te, Target::Fp32, Target::Bf16].map(Target::name);
+    let targets =
+        [ExportTarget::Te, ExportTarget::Fp32, ExportTarget::Bf16].map(ExportTarget::name);
     let targets = targets.to_vec();
     if form.tensors.len() > 1 && base(&tensor.name).is_none() {
         let what = format!(

@@ -78,7 +78,7 @@ fn fit(model: &Model, stem: &str, form: &Form) -> Option<Shape> {
     fields::matrix(&[shape.rows, shape.cols]).ok()?;
     let fits = form.tensors.iter().all(|stored| {
         let found = model.get(&format!("{stem}{}", stored.suffix));
-        found.is_some_and(|found| stored.takes(&form.operand, shape, (found.dtype, found.shape)))
+        found.is_some_and(|found| stored.takes(&form.operand, shape, found.dtype, found.shape))
     });
     fits.then_some(shape)
 }
@@ -146,11 +146,13 @@ fn foreign_weight<'a>(
     let name = format!("{stem}weight");
     let wrong = |why: String| file_error!(model.path(), "'{}': {why}", shown(&name));
     let recipe = forms::recipe(form).ok_or_else(|| wrong(format!("no recipe is {}", form.name)))?;
-    let source = (
+    let text = Text::new(
+        &recipe,
         source_dtype(hub.config.as_ref()),
-        &[shape.rows, shape.cols][..],
+        &[shape.rows, shape.cols],
+        Usage::ROWWISE,
+        lowp_format::Form::Padded,
     );
-    let text = Text::new(&recipe, source, Usage::ROWWISE, lowp_format::Form::Padded);
     let tensor = Quantized::from_text(&name, text).map_err(wrong)?;
     Ok(Weight {
         model,

@@ -9,7 +9,7 @@ use crate::dtypes::{Dtypes, OutputDtype};
 use crate::error::{FileError, Result, input_error};
 use crate::fields;
 use crate::interchange::config::{self, Modules};
-use crate::interchange::forms::Target;
+use crate::interchange::forms::ExportTarget;
 use crate::interchange::hub::Hub;
 use crate::interchange::record::{self, Numbers};
 use crate::keys;
@@ -42,7 +42,8 @@ fn collect<'a>(
     hub: &'a Hub,
     found: Vec<Weight<'a>>,
     own: BTreeMap<String, meta::Quantized>,
-    (float, dtypes): (Option<OutputDtype>, Dtypes),
+    float: Option<OutputDtype>,
+    dtypes: Dtypes,
 ) -> Result<Import<'a>> {
     let model = &hub.model;
     let mut weights = found;
@@ -124,7 +125,7 @@ impl<'a> Import<'a> {
                 "it holds no quantized weight in a form that lowp reads: compressed-tensors, modelopt, deepseek or te",
             ));
         }
-        let import = collect(hub, found, own, (float, dtypes))?;
+        let import = collect(hub, found, own, float, dtypes)?;
         check_names(import.groups.iter().flat_map(|group| &group.items))?;
         Ok(import)
     }
@@ -154,7 +155,9 @@ impl<'a> Import<'a> {
         let outputs = Outputs::sorted(self.groups.clone(), self.metadata.clone(), make);
         let written = out.write([&hub.model], &outputs, progress, |target| {
             let mut written = 0;
-            for (name, document) in Modules::default().documents(Target::Te, hub.config.as_ref())? {
+            for (name, document) in
+                Modules::default().documents(ExportTarget::Te, hub.config.as_ref())?
+            {
                 written += target.write_text(name, &document)?;
             }
             Ok(written + hub.other_files.copy_others(target)?)

@@ -67,7 +67,7 @@ impl<'a> Weight<'a> {
 
     pub(super) fn quantized(&self, specs: &[BufferSpec]) -> Result<QuantizedTensor<CpuBuffer<u8>>> {
         let Quantized { recipe, full, .. } = self.tensor;
-        let shape = worked([full; 2], specs);
+        let shape = worked(full, full, specs);
         with_transposes(recipe, shape, specs, |spec| {
             match shape.elements() == 0 && spec.bytes(shape) == 0 {
                 true => Ok(Cpu.alloc::<u8>(0)?),

@@ -1,7 +1,7 @@
 //! What the configuration of a model says of its quantized weights, for each target, and which configurations are read.
 
 use crate::error::{Result, file_error};
-use crate::interchange::forms::{Form, Target};
+use crate::interchange::forms::{ExportTarget, Form};
 use crate::interchange::hub::{CONFIG, Hub, MODELOPT_CONFIG};
 use crate::json::JsonObject;
 use crate::json::json_text;
@@ -65,7 +65,7 @@ impl Modules {
     }
 
     /// What `config.json` says of them, in the words of `target`.
-    fn quantization_config(&self, target: Target) -> Result<Option<Value>> {
+    fn quantization_config(&self, target: ExportTarget) -> Result<Option<Value>> {
         let names = |pick: fn(&Form) -> &'static str| {
             let mut names: Vec<&str> = self.groups.iter().map(|(form, _)| pick(form)).collect();
             names.dedup();
@@ -75,8 +75,8 @@ impl Modules {
             return Ok(None);
         }
         Ok(match target {
-            Target::Fp32 | Target::Bf16 | Target::Te => None,
-            Target::CompressedTensors => {
+            ExportTarget::Fp32 | ExportTarget::Bf16 | ExportTarget::Te => None,
+            ExportTarget::CompressedTensors => {
                 let format = match names(|form| form.name)[..] {
                     [format] => format,
                     _ => MIXED,
@@ -91,14 +91,14 @@ impl Modules {
                     "config_groups": self.config_groups(true)?,
                 }))
             }
-            Target::Modelopt => Some(json!({
+            ExportTarget::Modelopt => Some(json!({
                 "quant_method": "modelopt",
                 "producer": producer(),
                 "ignore": self.plain,
                 "config_groups": self.config_groups(false)?,
                 "quant_algo": self.algo(),
             })),
-            Target::Deepseek => Some(json!({
+            ExportTarget::Deepseek => Some(json!({
                 "quant_method": "fp8",
                 "fmt": names(|form| form.name)[0],
                 "activation_scheme": "dynamic",
@@ -173,7 +173,7 @@ impl Modules {
     /// The documents that `target` has next to the weights, by name; `config` is what else `config.json` says.
     pub(crate) fn documents(
         &self,
-        target: Target,
+        target: ExportTarget,
         config: Option<&JsonObject>,
     ) -> Result<Vec<(&'static str, String)>> {
         let mut documents = Vec::new();
@@ -187,7 +187,7 @@ impl Modules {
             };
             documents.push((CONFIG, config.text().to_owned()));
         }
-        if target == Target::Modelopt && !self.is_plain() {
+        if target == ExportTarget::Modelopt && !self.is_plain() {
             documents.push((MODELOPT_CONFIG, json_text(&self.modelopt_config()?)?));
         }
         Ok(documents)

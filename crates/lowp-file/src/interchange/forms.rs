@@ -11,7 +11,7 @@ use safetensors::Dtype;
 
 /// What [`crate::Export`] writes for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum ExportTarget {
     /// Decoded to F32.
     Fp32,
     /// Decoded and rounded once to BF16, to nearest, ties to even.
@@ -26,7 +26,7 @@ pub enum Target {
     Te,
 }
 
-impl Target {
+impl ExportTarget {
     /// All of them.
     pub const ALL: [Self; 6] = [
         Self::Fp32,
@@ -221,7 +221,8 @@ impl Stored {
         &self,
         operand: &Operand,
         shape: Shape,
-        (dtype, found): (Dtype, &[usize]),
+        dtype: Dtype,
+        found: &[usize],
     ) -> bool {
         match (self.content, self.dtype, dtype) {
             // The same bytes, whose dimensions count codes.
@@ -256,7 +257,7 @@ impl Stored {
 /// How a target stores a weight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form {
-    pub(crate) target: Target,
+    pub(crate) target: ExportTarget,
     /// What the target calls it: a format of compressed-tensors, a `quant_algo` of ModelOpt.
     pub(crate) name: &'static str,
     pub(crate) operand: Operand,
@@ -311,7 +312,7 @@ const FP8_INPUTS: &str =
 /// tensors are.
 pub(crate) static FORMS: &[Form] = &[
     Form {
-        target: Target::CompressedTensors,
+        target: ExportTarget::CompressedTensors,
         name: "nvfp4-pack-quantized",
         operand: FP4_TWO_LEVEL,
         tensors: &[
@@ -329,7 +330,7 @@ pub(crate) static FORMS: &[Form] = &[
         inputs: "null",
     },
     Form {
-        target: Target::CompressedTensors,
+        target: ExportTarget::CompressedTensors,
         name: "mxfp4-pack-quantized",
         operand: FP4_MX,
         tensors: &[PACKED_CODES, MX_SCALES],
@@ -337,7 +338,7 @@ pub(crate) static FORMS: &[Form] = &[
         inputs: r#"{"num_bits":4,"type":"float","symmetric":true,"strategy":"group","group_size":32,"dynamic":true,"scale_dtype":"torch.uint8"}"#,
     },
     Form {
-        target: Target::CompressedTensors,
+        target: ExportTarget::CompressedTensors,
         name: "mxfp8-quantized",
         operand: FP8_MX,
         tensors: &[FP8_CODES, MX_SCALES],
@@ -345,7 +346,7 @@ pub(crate) static FORMS: &[Form] = &[
         inputs: r#"{"num_bits":8,"type":"float","symmetric":true,"strategy":"group","group_size":32,"dynamic":true,"scale_dtype":"torch.uint8"}"#,
     },
     Form {
-        target: Target::CompressedTensors,
+        target: ExportTarget::CompressedTensors,
         name: "float-quantized",
         operand: FP8_TENSOR,
         tensors: &[
@@ -356,7 +357,7 @@ pub(crate) static FORMS: &[Form] = &[
         inputs: FP8_INPUTS,
     },
     Form {
-        target: Target::CompressedTensors,
+        target: ExportTarget::CompressedTensors,
         name: "float-quantized",
         operand: FP8_ROWS,
         tensors: &[FP8_CODES, F32_SCALES],
@@ -364,7 +365,7 @@ pub(crate) static FORMS: &[Form] = &[
         inputs: FP8_INPUTS,
     },
     Form {
-        target: Target::CompressedTensors,
+        target: ExportTarget::CompressedTensors,
         name: "float-quantized",
         operand: FP8_TILES,
         tensors: &[FP8_CODES, F32_SCALES],
@@ -372,7 +373,7 @@ pub(crate) static FORMS: &[Form] = &[
         inputs: r#"{"num_bits":8,"type":"float","symmetric":true,"strategy":"group","group_size":128,"dynamic":true}"#,
     },
     Form {
-        target: Target::Modelopt,
+        target: ExportTarget::Modelopt,
         // NVFP4 alone would ask for `input_scale`, which a calibration finds.
         name: "W4A16_NVFP4",
         operand: FP4_TWO_LEVEL,
@@ -390,7 +391,7 @@ pub(crate) static FORMS: &[Form] = &[
         inputs: "null",
     },
     Form {
-        target: Target::Modelopt,
+        target: ExportTarget::Modelopt,
         name: "MXFP8",
         operand: FP8_MX,
         tensors: &[FP8_CODES, MX_SCALES],
@@ -398,7 +399,7 @@ pub(crate) static FORMS: &[Form] = &[
         inputs: r#"{"num_bits":8,"type":"float","group_size":32,"dynamic":true}"#,
     },
     Form {
-        target: Target::Modelopt,
+        target: ExportTarget::Modelopt,
         // One scale of a tensor is repeated for its rows: FP8 alone would ask for `input_scale`.
         name: "FP8_PER_CHANNEL_PER_TOKEN",
         operand: FP8_ROWS,
@@ -410,7 +411,7 @@ pub(crate) static FORMS: &[Form] = &[
         inputs: r#"{"num_bits":8,"type":"float","strategy":"token","dynamic":true}"#,
     },
     Form {
-        target: Target::Modelopt,
+        target: ExportTarget::Modelopt,
         name: "FP8_PB_WO",
         operand: FP8_TILES,
         tensors: &[
@@ -421,7 +422,7 @@ pub(crate) static FORMS: &[Form] = &[
         inputs: "null",
     },
     Form {
-        target: Target::Deepseek,
+        target: ExportTarget::Deepseek,
         name: "e4m3",
         operand: FP8_TILES,
         tensors: &[
@@ -451,7 +452,7 @@ const F32_VALUES: Stored = stored("weight", Dtype::F32, Content::Codes, Axes::Ma
 /// A row of [`PLAIN`]; what its target is does not matter.
 const fn plain(element: Code, tensors: &'static [Stored]) -> Form {
     Form {
-        target: Target::Te,
+        target: ExportTarget::Te,
         name: "as it is",
         operand: Operand {
             element,
@@ -465,7 +466,7 @@ const fn plain(element: Code, tensors: &'static [Stored]) -> Form {
 }
 
 /// The form of weights of `recipe` in the files of `target`, if it has one.
-pub(crate) fn form(target: Target, recipe: &impl Recipe) -> Option<&'static Form> {
+pub(crate) fn form(target: ExportTarget, recipe: &impl Recipe) -> Option<&'static Form> {
     let operand = Operand::of(recipe)?;
     let forms = FORMS.iter().filter(|form| form.target == target);
     forms.chain(PLAIN).find(|form| operand.fits(&form.operand))
@@ -493,7 +494,7 @@ pub(crate) fn recipe(form: &Form) -> Option<AnyRecipe> {
 }
 
 /// What `target` calls weights of `recipe`; `None` where it has no form for them, or takes every recipe.
-pub fn stored_name(target: Target, recipe: &impl Recipe) -> Option<&'static str> {
+pub fn stored_name(target: ExportTarget, recipe: &impl Recipe) -> Option<&'static str> {
     form(target, recipe)
         .filter(|_| !target.takes_all())
         .map(|form| form.name)
@@ -501,8 +502,8 @@ pub fn stored_name(target: Target, recipe: &impl Recipe) -> Option<&'static str>
 
 /// The targets that weights of `recipe` go to, by name.
 pub fn targets(recipe: &impl Recipe) -> Vec<&'static str> {
-    let takes = |target: &&Target| target.takes_all() || form(**target, recipe).is_some();
-    let targets = Target::ALL.iter();
+    let takes = |target: &&ExportTarget| target.takes_all() || form(**target, recipe).is_some();
+    let targets = ExportTarget::ALL.iter();
     targets.filter(takes).map(|target| target.name()).collect()
 }
 

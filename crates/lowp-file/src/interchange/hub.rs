@@ -41,7 +41,7 @@ const OTHER_WEIGHTS: [&str; 10] = [
 /// A model in a folder, or a file alone.
 #[derive(Debug)]
 pub struct Hub {
-    /// The weights.
+    /// The tensors of all of its files.
     pub model: Model,
     /// `config.json`, where there is one.
     pub config: Option<JsonObject>,

@@ -64,7 +64,7 @@ pub fn shard(
     }
     let items = sorted(&items);
     // The rows of all ranks are the tensors.
-    let sources: Vec<usize> = plan.jobs.iter().map(|(tensor, ..)| tensor.len()).collect();
+    let sources: Vec<usize> = plan.jobs.iter().map(|job| job.tensor.len()).collect();
     progress.begin(work + sources.iter().sum::<usize>());
     let ranks = run_ranks(&Cpu, world, PATIENCE, |rank, comm| {
         let draft = drafts[rank]
@@ -87,14 +87,23 @@ struct Plan<'a> {
     model: &'a Model,
     /// Those that pass through.
     passed: Vec<Tensor<'a>>,
-    /// Those that are quantized, each a job, and the groups that have one amax.
-    jobs: Vec<(Tensor<'a>, Shape, Option<usize>)>,
+    /// Those that are quantized, in the order of their names, and the groups that have one amax.
+    jobs: Vec<QuantizeJob<'a>>,
     groups: Groups<'a>,
     setup: Setup,
     world: usize,
     /// The buffers that ranks store, and what their data serve.
     stored: BufferList,
     held: Usage,
+}
+
+/// A tensor that is quantized.
+struct QuantizeJob<'a> {
+    tensor: Tensor<'a>,
+    /// Shape of the whole matrix.
+    full: Shape,
+    /// Its amax group.
+    group: Option<usize>,
 }
 
 struct Part {
@@ -135,13 +144,17 @@ impl<'a> Plan<'a> {
             };
             // What unshard will write must be possible, too.
             setup.fields(shape).map_err(|e| of_tensor(tensor.name, e))?;
-            plan.jobs.push((tensor, shape, group));
+            plan.jobs.push(QuantizeJob {
+                tensor,
+                full: shape,
+                group,
+            });
         }
         Ok(plan)
     }
 
     fn part(&self, job: usize, rank: usize) -> Result<Part> {
-        let (tensor, full, _) = self.jobs[job];
+        let QuantizeJob { tensor, full, .. } = self.jobs[job];
         let Setup { recipe, usage, .. } = self.setup;
         let spec = ShardSpec::for_usage(&recipe, full, self.world, rank, usage)?;
         let shape = spec.local_shape();
@@ -161,11 +174,11 @@ impl<'a> Plan<'a> {
             form: Form::Compact,
             ..self.setup
         };
-        for (job, (tensor, _, group)) in self.jobs.iter().enumerate() {
+        for (job, QuantizeJob { tensor, group, .. }) in self.jobs.iter().enumerate() {
             let Part { spec, fields } = self.part(job, rank)?;
             items.extend(Item::fields(job, tensor.name, &fields));
             let rows = spec.rows();
-            let mut text = text(&compact, (tensor.dtype, tensor.shape), self.held);
+            let mut text = text(&compact, tensor.dtype, tensor.shape, self.held);
             text.amax_group = self.groups.names(*group);
             text.shard = Some(ShardText {
                 rank,
@@ -199,23 +212,27 @@ impl<'a> Plan<'a> {
             // In the order of names.
             let job = self
                 .jobs
-                .binary_search_by(|(job, ..)| job.name.cmp(tensor.name));
+                .binary_search_by(|job| job.tensor.name.cmp(tensor.name));
             let part = self.part(job.ok().context("it is quantized")?, rank)?;
             Ok(part.spec.elements())
         };
         let make: Make<'_> = Box::new(|job| {
             let Part { spec, fields } = self.part(job, rank)?;
-            let (tensor, full, group) = &self.jobs[job];
+            let QuantizeJob {
+                tensor,
+                full,
+                group,
+            } = &self.jobs[job];
             let source = load(&Cpu, tensor, spec.elements(), progress)?;
             let Setup {
                 recipe,
                 delayed_scale,
                 ..
             } = self.setup;
-            let shape = worked([spec.local_shape(), *full], &self.stored);
+            let shape = worked(spec.local_shape(), *full, &self.stored);
             let local = empty(&Cpu, recipe, shape, &self.stored)?;
-            let shared = amaxes.of(&Cpu, &recipe, (&self.groups, *group), own)?;
-            let amax = cast(&Cpu, &**comm, &local, source, (delayed_scale, shared))?;
+            let shared = amaxes.of(&Cpu, &recipe, &self.groups, *group, own)?;
+            let amax = cast(&Cpu, &**comm, &local, source, delayed_scale, shared)?;
             Ok(Packed::parts(&Cpu, local, amax, fields))
         });
         let bytes = |item: &Item<'_>| -> Result<Option<usize>> {

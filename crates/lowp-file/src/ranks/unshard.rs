@@ -259,13 +259,13 @@ impl RankFiles {
         let Shard { cuts, usage, .. } = shard(tensor)?;
         let recipe = tensor.recipe;
         let specs = recipe.buffers(*usage);
-        let full = worked([tensor.full; 2], &specs);
+        let full = worked(tensor.full, tensor.full, &specs);
         let cuts = match full.rows {
             0 => &RowCuts::new(0, cuts.world(), 1)?,
             _ => cuts,
         };
         let plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
-        let mut buffers = Buffers::new();
+        let mut buffers = Vec::new();
         for step in memory_steps(&plan) {
             match step {
                 MemoryStep::Fetch { spec, to, pieces } => {
@@ -273,7 +273,11 @@ impl RankFiles {
                 }
                 MemoryStep::Replicated(spec) => {
                     let agreed = self.agreed(name, Some(spec.key))?;
-                    buffers.push(((spec.key, false), Cpu.upload(&agreed)?));
+                    buffers.push(Gathered {
+                        key: spec.key,
+                        arrivals: false,
+                        buffer: Cpu.upload(&agreed)?,
+                    });
                 }
                 step => {
                     if let MemoryStep::Interleave { to, .. } | MemoryStep::Transpose { to, .. } =
@@ -281,35 +285,50 @@ impl RankFiles {
                     {
                         make(&mut buffers, *to)?;
                     }
-                    let work = step.work(|from| find(&buffers, (from.key, from.arrivals)))?;
+                    let work = step.work(|from| find(&buffers, from.key, from.arrivals))?;
                     work.map_or(Ok(()), |work| Cpu.once(work))?;
-                    buffers.retain(|((_, arrivals), _)| !arrivals);
+                    buffers.retain(|known| !known.arrivals);
                 }
             }
         }
         QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| {
-            find(&buffers, (spec.key, false))
+            find(&buffers, spec.key, false)
         })
     }
 }
 
-/// By key, and whether pieces arrive there.
-type Buffers = Vec<((BufferKey, bool), CpuBuffer<u8>)>;
+/// Memory of a tensor that is gathered.
+struct Gathered {
+    key: BufferKey,
+    /// Whether pieces arrive there.
+    arrivals: bool,
+    buffer: CpuBuffer<u8>,
+}
 
-fn find(buffers: &Buffers, name: (BufferKey, bool)) -> Result<CpuBuffer<u8>> {
-    let found = buffers.iter().find(|(known, _)| *known == name);
-    let (_, buffer) = found.with_context(|| format!("{} was not gathered", name.0))?;
-    Ok(buffer.clone())
+fn find(buffers: &[Gathered], key: BufferKey, arrivals: bool) -> Result<CpuBuffer<u8>> {
+    let found = buffers
+        .iter()
+        .find(|known| (known.key, known.arrivals) == (key, arrivals));
+    let found = found.with_context(|| format!("{key} was not gathered"))?;
+    Ok(found.buffer.clone())
 }
 
 /// The buffer `to`, which is allocated if there is none.
-fn make(buffers: &mut Buffers, to: PoolBuffer) -> Result<CpuBuffer<u8>> {
-    let name = (to.key, to.arrivals);
-    if let Ok(found) = find(buffers, name) {
+fn make(buffers: &mut Vec<Gathered>, to: PoolBuffer) -> Result<CpuBuffer<u8>> {
+    let PoolBuffer {
+        key,
+        arrivals,
+        bytes,
+    } = to;
+    if let Ok(found) = find(buffers, key, arrivals) {
         return Ok(found);
     }
-    let buffer = Cpu.alloc::<u8>(to.bytes)?;
-    buffers.push((name, buffer.clone()));
+    let buffer = Cpu.alloc::<u8>(bytes)?;
+    buffers.push(Gathered {
+        key,
+        arrivals,
+        buffer: buffer.clone(),
+    });
     Ok(buffer)
 }
 

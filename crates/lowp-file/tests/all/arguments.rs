@@ -1,7 +1,7 @@
 //! Wrong arguments: an error of the input with the numbers, and nothing is written.
 
 use crate::common::{SHAPE, plain, quantized, setup, values};
-use lowp_file::export::Target;
+use lowp_file::export::ExportTarget;
 use lowp_file::process::{Hooks, set_hooks};
 use lowp_file::ranks::shard;
 use lowp_file::select::Choices;
@@ -107,7 +107,7 @@ fn groups_are_of_tensors_that_there_are() {
 fn groups_of_an_export_are_of_tensors_that_there_are() {
     let folder = tempfile::tempdir().expect("a folder");
     let hub = Hub::open(&quantized(folder.path(), "nvfp4-2d")).expect("a model");
-    let export = Export::of_model(&hub, Target::CompressedTensors).expect("an export");
+    let export = Export::of_model(&hub, ExportTarget::CompressedTensors).expect("an export");
     assert_eq!(export.scaled().len(), 2);
     assert_eq!(export.first_unlike(&[vec![0, 1]]).expect("numbers"), None);
     for (groups, message) in [

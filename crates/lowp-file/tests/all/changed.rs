@@ -1,7 +1,7 @@
 //! Files that are written to while they are read: an error, and no values of two states.
 
 use crate::common::{SHAPE, plain, quantized, setup};
-use lowp_file::export::Target;
+use lowp_file::export::ExportTarget;
 use lowp_file::ranks::shard;
 use lowp_file::select::Choices;
 use lowp_file::{Export, Hub, Model, Out, Progress};
@@ -79,7 +79,7 @@ fn an_export_of_a_file_that_changed_says_so() {
     let folder = tempfile::tempdir().expect("a folder");
     let input = quantized(folder.path(), "mxfp8");
     let hub = Hub::open(&input).expect("a model");
-    let export = Export::of_model(&hub, Target::CompressedTensors).expect("an export");
+    let export = Export::of_model(&hub, ExportTarget::CompressedTensors).expect("an export");
     let output = folder.path().join("outputs");
     fs::create_dir(&output).expect("a folder");
     let progress = Meddling {

@@ -82,9 +82,9 @@ impl Rank<'_> {
             for (operation, recipe, (bytes, milliseconds)) in gathers {
                 let raw = self.plain_gather(bytes)?;
                 if operation == Bandwidth::GATHER {
-                    rows.push(self.row([Bandwidth::ALL_GATHER, ANY], bytes, [raw, raw]));
+                    rows.push(self.row(Bandwidth::ALL_GATHER, ANY, bytes, raw, raw));
                 }
-                rows.push(self.row([operation, recipe], bytes, [milliseconds, raw]));
+                rows.push(self.row(operation, recipe, bytes, milliseconds, raw));
             }
         }
         Ok(rows)

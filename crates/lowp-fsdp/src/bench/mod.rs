@@ -66,7 +66,7 @@ pub struct Size {
 /// One operation of all ranks.
 #[derive(Clone, Debug, Serialize)]
 pub struct RankRow {
-    /// What was measured.
+    /// What was measured, in words.
     pub operation: String,
     /// The recipe, the dtype of gradients, or `any`.
     pub recipe: String,
@@ -91,7 +91,7 @@ pub struct RankRows {
     pub copy_gb_per_s: f64,
     /// A copy of few bytes among others in a graph.
     pub small_copy_microseconds: f64,
-    /// The rows.
+    /// One for each operation, recipe or dtype that was measured.
     pub rows: Vec<RankRow>,
 }
 

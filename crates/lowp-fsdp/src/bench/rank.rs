@@ -118,9 +118,11 @@ impl Rank<'_> {
     /// `raw`.
     pub(super) fn row(
         &self,
-        [operation, recipe]: [&str; 2],
+        operation: &str,
+        recipe: &str,
         bytes: usize,
-        [milliseconds, raw]: [f64; 2],
+        milliseconds: f64,
+        raw: f64,
     ) -> RankRow {
         // What comes from other ranks.
         let arrive = bytes - bytes / self.comm.world_size();
@@ -242,7 +244,7 @@ impl Rank<'_> {
         let raw = self.plain_gather(sent)?;
         let row = |operation: &str, milliseconds: f64, host| RankRow {
             host_microseconds_per_weight: host,
-            ..self.row([operation, recipe.name()], sent, [milliseconds, raw])
+            ..self.row(operation, recipe.name(), sent, milliseconds, raw)
         };
         Ok(vec![
             row(Bandwidth::ALL_GATHER, raw, None),
@@ -323,7 +325,7 @@ impl Rank<'_> {
         };
         let row = |operation: &str, milliseconds: f64, host| RankRow {
             host_microseconds_per_weight: host,
-            ..self.row([operation, dtype.name()], bytes, [milliseconds, raw])
+            ..self.row(operation, dtype.name(), bytes, milliseconds, raw)
         };
         Ok(vec![
             row(plain, raw, None),

@@ -200,7 +200,7 @@ impl Copies {
     fn alone(&self, file: &str, report: &Value) -> Result<Option<Alone>, CostError> {
         let beside = |operation| {
             let copied = |bytes: f64| 2.0 * bytes / (self.gb_per_s * 1e9);
-            longer(file, report, (operation, LEAST), copied)
+            longer(file, report, operation, LEAST, copied)
         };
         let (first, two) = (beside(ONE)?, beside(SCALED)?);
         let alone = |first| Alone {
@@ -224,7 +224,8 @@ fn report_error(file: &str, what: impl Into<String>) -> CostError {
 fn longer(
     file: &str,
     report: &Value,
-    (operation, least): (&str, f64),
+    operation: &str,
+    least: f64,
     expected: impl Fn(f64) -> f64,
 ) -> Result<Option<f64>, CostError> {
     let rows = report["rows"].as_array().map_or(&[][..], Vec::as_slice);
@@ -349,7 +350,7 @@ impl Rate {
         });
         let arrives = |bytes: f64| bytes - bytes / ranks as f64;
         let one = |bytes: f64| arrives(bytes) / (measured.at(bytes as u128) * 1e9);
-        let longer = longer(file, report, (SCALED, 0.0), one)?;
+        let longer = longer(file, report, SCALED, 0.0, one)?;
         if let Kind::Measured { another, .. } = &mut measured.0 {
             *another = longer;
         }

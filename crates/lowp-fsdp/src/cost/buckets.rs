@@ -43,7 +43,8 @@ pub(super) struct Bucket {
 impl<'a> Buckets<'a> {
     pub(super) fn new<R: Recipe>(
         model: &ModelShapes,
-        (weights, vars): (&'a Weights<R>, &'a Vars),
+        weights: &'a Weights<R>,
+        vars: &'a Vars,
         config: &CostConfig,
     ) -> Self {
         let weight = |(layer, kind): (&LayerShape, usize)| {

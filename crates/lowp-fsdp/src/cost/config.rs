@@ -40,7 +40,7 @@ pub(super) fn states_of(rule: Rule, state: StateDtypes, len: u128) -> u128 {
 /// How a model is trained.
 #[derive(Clone, Copy, Debug)]
 pub struct CostConfig {
-    /// The ranks.
+    /// Replicas and shards of the world.
     pub mesh: Mesh,
     /// Ranks of a node.
     pub per_node: usize,
@@ -48,7 +48,7 @@ pub struct CostConfig {
     pub sharding: Sharding,
     /// What becomes of gathered weights, among the ranks of a replica.
     pub reshard: ReshardAfterForward,
-    /// How gradients travel.
+    /// The dtype that gradients have between ranks; sums are f32.
     pub grad_wire: GradWire,
     /// How the optimizer updates parameters; where it is a rule of matrices, AdamW updates variables.
     pub rule: Rule,

@@ -8,9 +8,9 @@ use std::ops::{AddAssign, Mul};
 /// Bytes that arrive over each kind of link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LinkBytes {
-    /// Within nodes.
+    /// Bytes from ranks of the same node.
     pub within_node: u128,
-    /// Between nodes.
+    /// Bytes from ranks of other nodes.
     pub between_nodes: u128,
 }
 
@@ -19,7 +19,7 @@ pub struct LinkBytes {
 pub struct MovedBytes {
     /// A rank's part on the busiest node.
     pub rank: LinkBytes,
-    /// All ranks together.
+    /// The sum over all ranks.
     pub world: LinkBytes,
 }
 

@@ -34,7 +34,7 @@ pub struct RankMemory {
     states_are: &'static str,
     /// Of a rule of matrices: the matrices that it makes orthogonal, the pieces of others, and what the work takes.
     pub matrices: u128,
-    /// Reduced gradients, f32.
+    /// Reduced gradients of its elements, in f32.
     pub gradients: u128,
     /// Memory that weights are gathered in.
     pub gathered: u128,
@@ -43,7 +43,7 @@ pub struct RankMemory {
     /// Memory that weights are decoded in, on the device and on the host; where layers run on a device, that in which gradients are in the
     /// order of rows, before they are put in that of tiles.
     pub decoded: u128,
-    /// Beside full weights.
+    /// Buffers that a rank allocates beside full weights, to cast and gather them (ZeRO-1).
     pub staged: u128,
     /// Buckets of full gradients.
     pub buckets: u128,
@@ -58,8 +58,10 @@ pub struct RankMemory {
 impl RankMemory {
     /// Of the first rank that holds most.
     pub(super) fn new<R: Recipe>(
-        (weights, vars): (&Weights<R>, &Vars),
-        (buckets, matrices): (&Buckets<'_>, &Matrices),
+        weights: &Weights<R>,
+        vars: &Vars,
+        buckets: &Buckets<'_>,
+        matrices: &Matrices,
         config: &CostConfig,
     ) -> Self {
         let common = Self {
@@ -154,10 +156,10 @@ fn bucket_bytes(Buckets { lens, .. }: &Buckets<'_>, config: &CostConfig) -> u128
     let enqueued = config.vars == VarPlace::Backend || config.mesh.world() == 1;
     let at_once = if enqueued && kept == 0 { 2 } else { 1 };
     let slabs = grad_slabs(lens, most_in_bucket(config), at_once);
-    let bytes = slabs
+    let elements = slabs
         .iter()
-        .map(|&(len, count)| len as u128 * count as u128);
-    F32 * (kept + bytes.sum::<u128>())
+        .map(|slabs| slabs.len as u128 * slabs.count as u128);
+    F32 * (kept + elements.sum::<u128>())
 }
 
 /// Memory between devices and sums ([`ReduceStaging`]) of the rank that has most: gradients in the dtype of the wire with the parts of all
@@ -183,7 +185,7 @@ pub(super) fn staging(buckets: &Buckets<'_>, config: &CostConfig) -> u128 {
                 accumulate: config.reductions() > 1,
             });
             let grads: Vec<_> = grads.collect();
-            let staged = ReduceStaging::of_batch(&grads, &bucket.runs, adder, (rank, world));
+            let staged = ReduceStaging::of_batch(&grads, &bucket.runs, adder, rank, world);
             for (reducer, count) in bucket.counts.into_iter().enumerate() {
                 let reducer = if world > 1 { reducer } else { 0 };
                 if count > 0 {

@@ -28,10 +28,7 @@ pub struct OffloadCost {
 
 impl OffloadCost {
     /// Nothing where masters and states are memory of the device.
-    pub(super) fn new<R: Recipe>(
-        (weights, vars): (&Weights<R>, &Vars),
-        config: &CostConfig,
-    ) -> Self {
+    pub(super) fn new<R: Recipe>(weights: &Weights<R>, vars: &Vars, config: &CostConfig) -> Self {
         if !config.offload {
             return Self::default();
         }

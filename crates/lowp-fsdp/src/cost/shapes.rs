@@ -11,7 +11,7 @@ const MAX_PARAMETERS: u128 = 1 << 48;
 /// A linear layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerShape {
-    /// The layer's name.
+    /// Its name in the model, `model.layers.0.mlp.up_proj` for example.
     pub name: String,
     /// The transformer block that it belongs to, from 0.
     pub block: usize,
@@ -31,7 +31,7 @@ pub struct VarShape {
 /// The linear layers in the order of forward, and what stays in f32.
 #[derive(Clone, Debug, Default)]
 pub struct ModelShapes {
-    /// Linear layers.
+    /// The linear layers in the order of forward; those of one block follow each other.
     pub layers: Vec<LayerShape>,
     /// Embeddings, norms, biases, routers and the head.
     pub vars: Vec<VarShape>,

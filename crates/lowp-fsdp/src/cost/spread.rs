@@ -2,7 +2,7 @@
 
 use super::block::BlockCost;
 use super::config::CostConfig;
-use super::traffic::USES;
+use super::traffic::{CollectiveName, USES};
 use super::weight::WeightCost;
 use super::weights::Weights;
 use lowp_format::Recipe;
@@ -42,7 +42,7 @@ impl Spread {
 /// How evenly ranks have and send the linear layers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RankSpread {
-    /// Bytes of masters.
+    /// Bytes of masters, in their dtype.
     pub masters: Spread,
     /// What they are.
     #[serde(skip)]
@@ -58,16 +58,24 @@ pub struct RankSpread {
     pub scales: Spread,
     /// Bytes of masters, states, codes and scales.
     pub total: Spread,
-    /// Bytes that each rank sends of the block whose ranks differ most, by what it is gathered for: the key in JSON, the words, the bytes.
+    /// Bytes that each rank sends of the block whose ranks differ most, by what it is gathered for.
     #[serde(rename = "sent_of_a_block", serialize_with = "by_key")]
-    pub sent: Vec<(&'static str, &'static str, Spread)>,
+    pub sent: Vec<SentSpread>,
 }
 
-fn by_key<S: Serializer>(
-    sent: &[(&'static str, &'static str, Spread)],
-    to: S,
-) -> Result<S::Ok, S::Error> {
-    to.collect_map(sent.iter().map(|(key, _, of)| (key, of)))
+/// Bytes that ranks send of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SentSpread {
+    /// What the block is gathered for, as JSON names it: `forward`, for example.
+    pub key: &'static str,
+    /// The same in words.
+    pub what: &'static str,
+    /// The bytes.
+    pub bytes: Spread,
+}
+
+fn by_key<S: Serializer>(sent: &[SentSpread], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(sent.iter().map(|sent| (sent.key, sent.bytes)))
 }
 
 impl RankSpread {
@@ -109,7 +117,7 @@ impl RankSpread {
 }
 
 /// What ranks send of the block whose ranks differ most, by what it is gathered for. Messages are counted with their padding.
-fn sent<R: Recipe>(weights: &Weights<R>) -> Vec<(&'static str, &'static str, Spread)> {
+fn sent<R: Recipe>(weights: &Weights<R>) -> Vec<SentSpread> {
     let spread = |of, block: &BlockCost| {
         let mut sums: Vec<u64> = Vec::new();
         for gather in block.gathers.iter().filter(|gather| gather.of == of) {
@@ -120,11 +128,11 @@ fn sent<R: Recipe>(weights: &Weights<R>) -> Vec<(&'static str, &'static str, Spr
         }
         Spread::of(&sums)
     };
-    let worst = |&(of, key, what)| {
+    let worst = |&(of, CollectiveName { key, what })| {
         let all = weights.costs.iter().map(|block| spread(of, block));
         let worst = all.reduce(|a, b| if b.ratio() > a.ratio() { b } else { a });
-        worst.map(|spread| (key, what, spread))
+        worst.map(|bytes| SentSpread { key, what, bytes })
     };
     let found = USES.iter().filter_map(worst);
-    found.filter(|(_, _, spread)| spread.max > 0).collect()
+    found.filter(|sent| sent.bytes.max > 0).collect()
 }

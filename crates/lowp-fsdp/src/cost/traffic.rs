@@ -52,45 +52,62 @@ pub struct StepTraffic {
     pub gradients_shared: MovedBytes,
 }
 
+/// What a collective is called.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CollectiveName {
+    /// In JSON.
+    pub(super) key: &'static str,
+    /// In a table.
+    pub(super) what: &'static str,
+}
+
+impl CollectiveName {
+    const fn new(key: &'static str, what: &'static str) -> Self {
+        Self { key, what }
+    }
+}
+
 /// What gathers of weights are called, in the order of a step.
-pub(super) const USES: [(Use, &str, &str); 4] = [
-    (Use::Forward, "forward", "gather weights for forward"),
+pub(super) const USES: [(Use, CollectiveName); 4] = [
+    (
+        Use::Forward,
+        CollectiveName::new("forward", "gather weights for forward"),
+    ),
     (
         Use::Recompute,
-        "forward_again",
-        "gather weights for forward again",
+        CollectiveName::new("forward_again", "gather weights for forward again"),
     ),
-    (Use::Backward, "backward", "gather weights for backward"),
-    (Use::Whole, "full_weights", "gather full weights"),
+    (
+        Use::Backward,
+        CollectiveName::new("backward", "gather weights for backward"),
+    ),
+    (
+        Use::Whole,
+        CollectiveName::new("full_weights", "gather full weights"),
+    ),
 ];
 
 impl StepTraffic {
     /// The step of a model whose weights live in `recipe`.
     pub(super) fn new<R: Recipe>(
-        (weights, vars): (&Weights<R>, &Vars),
-        (buckets, matrices): (&Buckets<'_>, &Matrices),
+        weights: &Weights<R>,
+        vars: &Vars,
+        buckets: &Buckets<'_>,
+        matrices: &Matrices,
         recipe: &str,
         config: &CostConfig,
         bandwidth: Option<&Bandwidth>,
     ) -> Self {
         let mut step = Self::default();
-        let sum = ("transient_variables", "gather embeddings and heads");
-        let sum = of_vars(sum, config.accumulate, bandwidth);
+        let name = CollectiveName::new("transient_variables", "gather embeddings and heads");
+        let sum = CollectiveCost::of_gathers(name, "f32", config.accumulate, bandwidth);
         step.var_gathers(sum, vars.transient_gathers(), config, bandwidth);
-        for (of, key, what) in USES {
+        for (of, name) in USES {
             let passes = match of {
                 Use::Whole => 1,
                 Use::Forward | Use::Recompute | Use::Backward => config.accumulate,
             };
-            let mut sum = CollectiveCost {
-                key,
-                what,
-                code: recipe.to_owned(),
-                passes,
-                sent: 0,
-                moved: MovedBytes::default(),
-                seconds: bandwidth.map(|_| 0.0),
-            };
+            let mut sum = CollectiveCost::of_gathers(name, recipe, passes, bandwidth);
             for block in &weights.costs {
                 for gather in block.gathers.iter().filter(|gather| gather.of == of) {
                     let times = block.count * passes as u128;
@@ -100,11 +117,10 @@ impl StepTraffic {
             }
             step.operations.push(sum);
         }
-        let by_rank = [
-            weights.by_rank(config.mesh.shard, |cost| &cost.elements),
-            vars.all().by_rank(config.mesh.shard, |cost| &cost.elements),
-        ];
-        step.gradients(by_rank, buckets, config);
+        let of_weights = weights.by_rank(config.mesh.shard, |cost| &cost.elements);
+        let of_vars = vars.all().by_rank(config.mesh.shard, |cost| &cost.elements);
+        let elements = of_weights.iter().zip(&of_vars).map(|(a, b)| a + b);
+        step.gradients(elements.collect(), buckets, config);
         step.operations.push(CollectiveCost {
             key: "matrices",
             what: "send matrices to owners and back",
@@ -114,7 +130,8 @@ impl StepTraffic {
             moved: matrices.moved,
             seconds: None,
         });
-        let sum = of_vars(("variables", "gather variables"), 1, bandwidth);
+        let name = CollectiveName::new("variables", "gather variables");
+        let sum = CollectiveCost::of_gathers(name, "f32", 1, bandwidth);
         step.var_gathers(sum, vars.staying_gathers(), config, bandwidth);
         let takes_time = |operation: &CollectiveCost| operation.seconds.is_some_and(|s| s > 0.0);
         step.operations
@@ -161,14 +178,8 @@ impl StepTraffic {
         }
     }
 
-    /// Adds what becomes of gradients; each rank has these elements of weights and of variables.
-    fn gradients(
-        &mut self,
-        [weights, vars]: [Vec<u64>; 2],
-        buckets: &Buckets<'_>,
-        config: &CostConfig,
-    ) {
-        let own: Vec<u64> = weights.iter().zip(&vars).map(|(a, b)| a + b).collect();
+    /// Adds what becomes of gradients; rank `i` owns `own[i]` elements.
+    fn gradients(&mut self, own: Vec<u64>, buckets: &Buckets<'_>, config: &CostConfig) {
         let of_bytes =
             |bytes: u64, elements: &[u64]| elements.iter().map(|own| bytes * own).collect();
         let (bytes, code) = match config.grad_wire {
@@ -243,12 +254,12 @@ impl StepTraffic {
 
     /// Bytes of linear weights that a replica sends, as a run reports them.
     pub fn wire_bytes(&self) -> u128 {
-        let keys = USES.map(|(_, key, _)| key);
+        let keys = USES.map(|(_, name)| name.key);
         let weights = self.operations.iter().filter(|op| keys.contains(&op.key));
         weights.map(|operation| operation.sent).sum()
     }
 
-    /// All operations together.
+    /// What all operations of a step move together.
     pub fn moved(&self) -> MovedBytes {
         let mut sum = MovedBytes::default();
         for operation in &self.operations {
@@ -281,24 +292,25 @@ impl StepTraffic {
     }
 }
 
-/// No gathers of variables yet, of this key and what it does.
-fn of_vars(
-    (key, what): (&'static str, &'static str),
-    passes: usize,
-    bandwidth: Option<&Bandwidth>,
-) -> CollectiveCost {
-    CollectiveCost {
-        key,
-        what,
-        code: "f32".to_owned(),
-        passes,
-        sent: 0,
-        moved: MovedBytes::default(),
-        seconds: bandwidth.map(|_| 0.0),
-    }
-}
-
 impl CollectiveCost {
+    /// Gathers of `code` that none was added to yet.
+    fn of_gathers(
+        CollectiveName { key, what }: CollectiveName,
+        code: &str,
+        passes: usize,
+        bandwidth: Option<&Bandwidth>,
+    ) -> Self {
+        Self {
+            key,
+            what,
+            code: code.to_owned(),
+            passes,
+            sent: 0,
+            moved: MovedBytes::default(),
+            seconds: bandwidth.map(|_| 0.0),
+        }
+    }
+
     fn is_gather(&self) -> bool {
         let others = ["replicas", "matrices"];
         !self.key.starts_with("gradients") && !others.contains(&self.key)

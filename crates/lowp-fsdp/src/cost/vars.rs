@@ -3,7 +3,7 @@
 use super::config::{CostConfig, CostError};
 use super::shapes::VarShape;
 use super::weight::{Gather, Use};
-use super::weights::Weights;
+use super::weights::{NewWeight, Weights};
 use crate::cuts::cut_by_rows;
 use crate::plain_vars::VarRecipe;
 use crate::{Sharding, VarPlace, VarUse};
@@ -38,10 +38,14 @@ impl Vars {
             let vars = vars.iter().filter(|var| which(var.used)).enumerate();
             let vars = vars.map(|(number, var)| {
                 let block = if together { 0 } else { number };
-                (VarRecipe::default(), block, var.shape)
+                NewWeight {
+                    recipe: VarRecipe::default(),
+                    block,
+                    shape: var.shape,
+                }
             });
             let unit = config.state.unit(config.var_rule());
-            let made = Weights::new(vars, (&config, unit), cut_by_rows);
+            let made = Weights::new(vars, &config, unit, cut_by_rows);
             made.map_err(|(_, error)| CostError::Vars(error))
         };
         let stays = |used: VarUse| !used.is_transient();

@@ -130,7 +130,7 @@ impl WeightCost {
     ) -> Result<Self, FormatError> {
         let (ranks, shape) = (config.mesh.shard, tiles.tall());
         let plans = PhasePlans::with_plans(ranks, config.reshard, |fetch, need, held| {
-            GatherPlan::with_tiles(recipe, (tiles, cuts), fetch, need, held)
+            GatherPlan::with_tiles(recipe, tiles, cuts, fetch, need, held)
         })?;
         let stored = recipe.stored(Usage::BOTH);
         let rows = || cuts.ranges().map(|range| range.len());
@@ -156,7 +156,7 @@ impl WeightCost {
     /// The full weight on every rank, with slices of the masters (`FlatParam`, `FlatGather`).
     fn whole(recipe: &impl Recipe, shape: Shape, config: &CostConfig) -> Result<Self, ShardError> {
         let ranks = config.mesh.shard;
-        let slices = flat_shards(recipe, shape, ranks, (config.state, config.rule))?;
+        let slices = flat_shards(recipe, shape, ranks, config.state, config.rule)?;
         let kept = recipe.buffers(Usage::BOTH);
         let cuts = RowCuts::new(shape.rows, 1, recipe.row_quantum(Usage::BOTH))?;
         let plan = GatherPlan::with_cuts(recipe, shape, &cuts, Usage::BOTH, Usage::BOTH, &[])?;

@@ -19,6 +19,15 @@ pub(super) struct EqualWeights<R> {
     pub(super) cost: WeightCost,
 }
 
+/// A weight whose cost is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NewWeight<R> {
+    pub(super) recipe: R,
+    /// The block of the network that it is of.
+    pub(super) block: usize,
+    pub(super) shape: Shape,
+}
+
 /// A weight of a block.
 #[derive(Clone, Copy, Debug)]
 struct OfBlock {
@@ -40,21 +49,22 @@ pub(super) struct Weights<R> {
 }
 
 impl<R: Recipe> Weights<R> {
-    /// The costs of weights of these recipes, blocks and shapes, whose states are never cut within `unit` elements; `cut` cuts those of a block.
+    /// The costs of weights, whose states are never cut within `unit` elements; `cut` cuts those of a block.
     pub(super) fn new(
-        all: impl Iterator<Item = (R, usize, Shape)>,
-        (config, unit): (&CostConfig, usize),
+        all: impl Iterator<Item = NewWeight<R>>,
+        config: &CostConfig,
+        unit: usize,
         cut: impl Fn(&[(R, Shape)], usize, usize) -> Result<Vec<BlockCuts>, FormatError>,
     ) -> Result<Self, (usize, ShardError)> {
-        let all: Vec<(R, usize, Shape)> = all.collect();
+        let all: Vec<NewWeight<R>> = all.collect();
         let mut kinds: Vec<EqualWeights<R>> = Vec::new();
         let mut blocks = Vec::new();
         // Blocks that were seen, and the kinds of their weights.
         let mut seen: Vec<Vec<(R, Shape)>> = Vec::new();
         let mut known: Vec<Vec<usize>> = Vec::new();
-        for of_block in all.chunk_by(|a, b| a.1 == b.1) {
+        for of_block in all.chunk_by(|a, b| a.block == b.block) {
             let first = blocks.len();
-            let weights: Vec<(R, Shape)> = of_block.iter().map(|(r, _, s)| (*r, *s)).collect();
+            let weights: Vec<(R, Shape)> = of_block.iter().map(|w| (w.recipe, w.shape)).collect();
             let found = match seen.iter().position(|same| *same == weights) {
                 Some(found) => found,
                 None => {
@@ -92,9 +102,12 @@ impl<R: Recipe> Weights<R> {
                     known.len() - 1
                 }
             };
-            for (&kind, &(_, block, _)) in known[found].iter().zip(of_block) {
+            for (&kind, weight) in known[found].iter().zip(of_block) {
                 kinds[kind].count += 1;
-                blocks.push(OfBlock { block, kind });
+                blocks.push(OfBlock {
+                    block: weight.block,
+                    kind,
+                });
             }
         }
         let mut weights = Self {

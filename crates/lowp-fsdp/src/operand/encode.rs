@@ -16,6 +16,17 @@ use super::{RecipeOperands, RegisteredOperand, is_plain};
 /// Where values that are rounded go, by orientation: what codes of it decode to, without the codes.
 pub type Rounded<B> = [Option<<B as Backend>::Buffer<bf16>>; 2];
 
+/// The part of an operand that is cast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OperandPart {
+    /// Tokens x features.
+    pub shape: Shape,
+    /// The orientations that are asked for.
+    pub usage: Usage,
+    /// The token of the batch that the first row belongs to: stochastic rounding takes its random numbers by it.
+    pub first_token: u64,
+}
+
 /// A planned cast of values at one place into the codes that products read.
 ///
 /// Both orientations are cast at once.
@@ -114,8 +125,7 @@ impl<B: Backend> RecipeOperands<B> {
         }
     }
 
-    /// Plans the cast of `source`, a matrix of `shape` whose first row is token `first_token` of the batch, in the orientations of
-    /// `usage` in which products read codes. Buffers that `lend` gives are used instead of new ones. An orientation of `values` is rounded,
+    /// Plans the cast of `source`, the values of `part`, in its orientations in which products read codes. Buffers that `lend` gives are used instead of new ones. An orientation of `values` is rounded,
     /// and has no codes.
     ///
     /// # Errors
@@ -123,8 +133,9 @@ impl<B: Backend> RecipeOperands<B> {
     pub fn plan_encode(
         &self,
         role: Role,
-        (shape, usage, first_token): (Shape, Usage, u64),
-        (source, values): (&Source<B>, Rounded<B>),
+        part: OperandPart,
+        source: &Source<B>,
+        values: Rounded<B>,
         lend: impl Fn(&BufferSpec) -> Result<Option<B::Buffer<u8>>, KernelError>,
     ) -> Result<OperandEncode<B>, ShardError> {
         let backend = &self.backend;
@@ -141,29 +152,35 @@ impl<B: Backend> RecipeOperands<B> {
             Source::F32(_) => Code::F32,
             Source::Bf16(_) => Code::Bf16,
         };
-        let usage = encoded(&kind.operand, stored) & usage;
+        let usage = encoded(&kind.operand, stored) & part.usage;
         let specs = code_buffers(&kind.operand, usage, |o| values[o as usize].is_some());
         let mut targets = Vec::new();
         for spec in &specs {
             let bytes = match lend(spec)? {
                 Some(bytes) => bytes,
-                None => backend.alloc::<u8>(spec.bytes(shape))?,
+                None => backend.alloc::<u8>(spec.bytes(part.shape))?,
             };
             targets.push(Target::new(*spec, bytes));
         }
-        let place = (shape, usage, first_token);
-        self.planned_encode(kind, place, source, (targets, values), role as u64)
+        let part = OperandPart { usage, ..part };
+        self.planned_encode(kind, part, source, targets, values, role as u64)
     }
 
-    /// Plans the cast of `source` into `targets`, buffers of `usage`, and `values`; `stream` is that of its random numbers among those of the layer.
+    /// Plans the cast of `source` into `targets`, buffers of the usage of `part`, and `values`; `stream` is that of its random numbers among those of the layer.
     pub(super) fn planned_encode(
         &self,
         RegisteredOperand { operand, slots }: &RegisteredOperand,
-        (shape, usage, first_token): (Shape, Usage, u64),
+        part: OperandPart,
         source: &Source<B>,
-        (targets, values): (Vec<Target<B>>, Rounded<B>),
+        targets: Vec<Target<B>>,
+        values: Rounded<B>,
         stream: u64,
     ) -> Result<OperandEncode<B>, ShardError> {
+        let OperandPart {
+            shape,
+            usage,
+            first_token,
+        } = part;
         let backend = &self.backend;
         let quantizers = operand.quantizers;
         let mut planned = OperandEncode {
@@ -302,6 +319,11 @@ mod tests {
     use std::sync::Arc;
 
     const SHAPE: Shape = Shape::new(128, 256);
+    const PART: OperandPart = OperandPart {
+        shape: SHAPE,
+        usage: Usage::BOTH,
+        first_token: 0,
+    };
 
     fn values() -> Vec<f32> {
         let value = |i: usize| ((i * 2_654_435_761) % 4001) as f32 / 500.0 - 4.0;
@@ -324,17 +346,19 @@ mod tests {
         for recipe in AnyRecipe::all() {
             let layer = operands(&recipe);
             let source = Source::F32(Cpu.upload(&values).expect("a source"));
-            let part = (SHAPE, Usage::BOTH, 0);
             let planned = layer
-                .plan_encode(Role::Activation, part, (&source, [None, None]), |_| {
-                    Ok(None)
-                })
+                .plan_encode(Role::Activation, PART, &source, [None, None], |_| Ok(None))
                 .expect("a plan");
             layer.run_encode(&planned, true).expect("a cast");
             for orientation in Orientation::ALL {
-                let role = (Role::Activation, orientation);
                 let expected = layer
-                    .cast(role, &values, SHAPE.rows, SHAPE.cols)
+                    .cast(
+                        Role::Activation,
+                        orientation,
+                        &values,
+                        SHAPE.rows,
+                        SHAPE.cols,
+                    )
                     .expect("a cast");
                 if !planned.usage().contains(orientation.usage()) {
                     assert_eq!(
@@ -369,9 +393,8 @@ mod tests {
         let plain = AnyRecipe::all()[1];
         let layer = operands(&plain);
         let source = Source::Bf16(Cpu.alloc(SHAPE.elements()).expect("a source"));
-        let part = (SHAPE, Usage::BOTH, 0);
         let planned = layer
-            .plan_encode(Role::Gradient, part, (&source, [None, None]), |_| Ok(None))
+            .plan_encode(Role::Gradient, PART, &source, [None, None], |_| Ok(None))
             .expect("a plan");
         assert!(planned.usage().is_empty(), "{}", plain.name());
     }

@@ -40,7 +40,7 @@ fn ratios(model: &ModelShapes, recipe: AnyRecipe, ranks: usize) -> [f64; 2] {
     let recipes = vec![recipe; model.layers.len()];
     let costs = Costs::new(model, &recipes, recipe.name(), &config, None).expect("a plan");
     let sent = costs.spread.sent.iter();
-    let sent = sent.map(|(_, _, spread)| spread.ratio());
+    let sent = sent.map(|sent| sent.bytes.ratio());
     [costs.spread.total.ratio(), sent.fold(1.0, f64::max)]
 }
 

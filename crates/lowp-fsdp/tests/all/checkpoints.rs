@@ -6,7 +6,7 @@ use std::time::Duration;
 use lowp_checkpoint::{Checkpoint, Reads, Saver};
 use lowp_comm::{Mesh, MeshComm, run_ranks};
 use lowp_format::{AnyRecipe, RecipeOptions};
-use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec, VarUse};
+use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, SavedModel, ShardedModel, VarSpec, VarUse};
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, Rule, StateName};
 use lowp_shard::Init;
@@ -53,8 +53,12 @@ fn ranks_by(
         if load {
             let checkpoint = Checkpoint::latest(folder).expect("a checkpoint");
             let about = checkpoint.about();
-            let saved = (&checkpoint, [&about["weights"], &about["scales"]]);
-            let model = ShardedModel::load((&Cpu, &mesh), recipe, &linears, &vars, options, saved)?;
+            let saved = SavedModel {
+                checkpoint: &checkpoint,
+                weights: &about["weights"],
+                scales: &about["scales"],
+            };
+            let model = ShardedModel::load(&Cpu, &mesh, recipe, &linears, &vars, options, saved)?;
             assert_eq!(model.recast(), 0);
             let ranges = model
                 .weights()

@@ -8,7 +8,9 @@ use lowp_comm::{Adder, GradWire, Mesh, MeshComm, ReduceStaging, StagedGrad, Unev
 use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Phase, Recipe, RecipeOptions, ReshardAfterForward};
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
-use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace};
+use lowp_fsdp::{
+    LinearSpec, ModelError, ModelOptions, SavedModel, ShardedModel, Sharding, VarPlace,
+};
 use lowp_kernels::{Cpu, FloatDtype};
 use lowp_optim::{Group, Rule, StateDtypes, StepOptions};
 use lowp_shard::{GradBucketOptions, Init, Reduction};
@@ -207,7 +209,7 @@ fn staged(model: &Model, wire: GradWire) -> usize {
     }
     let batch: Vec<_> = placed.iter().map(|owned| ((), owned.as_slice())).collect();
     let runs = UnevenRun::find(&batch, world, adder);
-    ReduceStaging::of_batch(&grads, &runs, adder, (rank, world)).bytes()
+    ReduceStaging::of_batch(&grads, &runs, adder, rank, world).bytes()
 }
 
 /// The weights after some steps.
@@ -228,8 +230,12 @@ pub(crate) fn train(run: &Run, (from, save): (Option<&Path>, Option<&Path>)) -> 
             Some(folder) => {
                 let checkpoint = Checkpoint::latest(folder).expect("a checkpoint");
                 let about = checkpoint.about();
-                let saved = (&checkpoint, [&about["weights"], &about["scales"]]);
-                let model = Model::load((&Cpu, &mesh), recipe, &linears, &[], options, saved)?;
+                let saved = SavedModel {
+                    checkpoint: &checkpoint,
+                    weights: &about["weights"],
+                    scales: &about["scales"],
+                };
+                let model = Model::load(&Cpu, &mesh, recipe, &linears, &[], options, saved)?;
                 assert_eq!(model.recast(), 0);
                 (model, 2)
             }

@@ -4,7 +4,7 @@ use lowp_checkpoint::{Block, Checkpoint, Late, Piece};
 use lowp_comm::{MeshComm, run_ranks};
 use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Recipe, Shape, Usage};
-use lowp_fsdp::{LinearSpec, ModelError, Sharding};
+use lowp_fsdp::{LinearSpec, ModelError, SavedModel, Sharding};
 use lowp_kernels::{Cpu, MasterDtype, bf16};
 use lowp_optim::Rule;
 use lowp_shard::check_flat;
@@ -233,10 +233,14 @@ fn masters_of_a_checkpoint_become_those_of_the_model() {
                 let mesh = MeshComm::new(to.mesh, comm)?;
                 let checkpoint = Checkpoint::latest(folder.path()).expect("a checkpoint");
                 let about = checkpoint.about();
-                let saved = (&checkpoint, [&about["weights"], &about["scales"]]);
+                let saved = SavedModel {
+                    checkpoint: &checkpoint,
+                    weights: &about["weights"],
+                    scales: &about["scales"],
+                };
                 let recipe = |spec: &LinearSpec| to.recipe_of(spec);
                 let options = to.options();
-                let mut model = Model::load((&Cpu, &mesh), recipe, &linears, &[], options, saved)?;
+                let mut model = Model::load(&Cpu, &mesh, recipe, &linears, &[], options, saved)?;
                 assert_eq!((model.recast(), model.rounded()), (recast, recast));
                 // Masters are those that were saved, and codes are those of the masters, and go on.
                 for master in masters(&mut model)? {

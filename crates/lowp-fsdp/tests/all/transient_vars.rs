@@ -8,7 +8,8 @@ use lowp_comm::{Communicator, Mesh, MeshComm, run_ranks};
 use lowp_format::{AnyRecipe, Orientation, Phase, RecipeOptions, ReshardAfterForward};
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
 use lowp_fsdp::{
-    LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace, VarSpec, VarUse,
+    LinearSpec, ModelError, ModelOptions, SavedModel, ShardedModel, Sharding, VarPlace, VarSpec,
+    VarUse,
 };
 use lowp_kernels::Cpu;
 use lowp_optim::StepOptions;
@@ -244,19 +245,16 @@ fn checkpoints_are_of_masters() {
             let mesh = MeshComm::new(Mesh::sharded(2), comm)?;
             let checkpoint = Checkpoint::latest(folder.path()).expect("a checkpoint");
             let about = checkpoint.about();
-            let about = [&about["weights"], &about["scales"]];
+            let saved = SavedModel {
+                checkpoint: &checkpoint,
+                weights: &about["weights"],
+                scales: &about["scales"],
+            };
             let recipe = |_: &LinearSpec| recipe("fp32");
             // Another seed: what is read is not what the model would begin with.
             let options = ModelOptions { seed: 1, ..options };
             let (linears, vars) = (linears(), vars());
-            let model = ShardedModel::load(
-                (&Cpu, &mesh),
-                recipe,
-                &linears,
-                &vars,
-                options,
-                (&checkpoint, about),
-            )?;
+            let model = ShardedModel::load(&Cpu, &mesh, recipe, &linears, &vars, options, saved)?;
             assert_eq!(model.audit()?, []);
             read(&model, EMBEDDING)
         });
@@ -339,10 +337,12 @@ fn an_audit_finds_a_variable_that_differs() {
         head.prefetch(Phase::Forward)?;
         memory.write()?[5] ^= 1;
         let found = model.audit()?;
-        let [(number, Phase::Forward, divergence)] = found.as_slice() else {
+        let [found] = found.as_slice() else {
             panic!("{found:?}")
         };
-        assert_eq!((*number, divergence.byte), (linears().len() + HEAD, 5));
+        assert_eq!(found.phase, Phase::Forward);
+        assert_eq!(found.layer, linears().len() + HEAD);
+        assert_eq!(found.divergence.byte, 5);
         Ok::<_, ModelError>(())
     });
     done.unwrap_or_else(|error| panic!("{error}"));

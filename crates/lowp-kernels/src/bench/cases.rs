@@ -403,7 +403,7 @@ impl Case {
     fn flat_encode(&self, supply: &Supply<'_>, made: &mut Steps) -> Result<()> {
         let recipe = self.recipe()?;
         let (source, bytes) = self.source(supply, Code::F32)?;
-        let (shape, all) = (self.shape, (0, self.shape.elements()));
+        let (shape, all) = (self.shape, 0..self.shape.elements());
         let mut job = FlatEncodeJob::new(supply.cuda, &recipe, shape, Usage::BOTH, all, source)?;
         job.tensor = supply.tensor(&self.weight()?, shape, Usage::BOTH);
         // Ranks cast in the order of the flattened matrix; other orders are made of it after the gather.

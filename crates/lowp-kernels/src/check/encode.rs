@@ -21,7 +21,8 @@ impl<B: Backend> Planner<'_, B> {
         job: usize,
         shape: Shape,
         orientation: Orientation,
-        (key, input): (&KernelKey, Option<&TensorInput<B>>),
+        key: &KernelKey,
+        input: Option<&TensorInput<B>>,
         served: bool,
     ) -> Done {
         let outer = key.scale.outer();
@@ -48,7 +49,8 @@ impl<B: Backend> Planner<'_, B> {
         &mut self,
         job: usize,
         shape: Shape,
-        (kernels, usage): (&[KernelKey; 2], Usage),
+        kernels: &[KernelKey; 2],
+        usage: Usage,
         inputs: &[Option<TensorInput<B>>; 2],
         targets: &[Target<B>],
     ) -> Result<Usage, KernelError> {
@@ -62,7 +64,7 @@ impl<B: Backend> Planner<'_, B> {
                 ingredients(orientation, key)?;
             }
             let input = inputs[index].as_ref();
-            self.tensor(job, shape, orientation, (key, input), serves)?;
+            self.tensor(job, shape, orientation, key, input, serves)?;
         }
         if slots_differ(self.backend, kernels, inputs, targets) {
             return Err(KernelError::SlotsDiffer { job });
@@ -88,7 +90,7 @@ impl<B: Backend> Planner<'_, B> {
     /// Checks an encode where values of the orientations of `usage` are made, too.
     pub(super) fn encode_beside(&mut self, index: usize, job: &EncodeJob<B>, usage: Usage) -> Done {
         let (shape, kernels) = (job.shape, &job.kernels);
-        let served = self.kernels(index, shape, (kernels, usage), &job.tensor, &job.targets)?;
+        let served = self.kernels(index, shape, kernels, usage, &job.tensor, &job.targets)?;
         for orientation in served.orientations() {
             let key = &kernels[orientation as usize];
             if job.stochastic.is_some() && !is_stochastic(key) {
@@ -108,7 +110,7 @@ impl<B: Backend> Planner<'_, B> {
         self.source(index, "source", &job.source, job.len)?;
         let (shape, kernels) = (job.shape, &job.kernels);
         let none = Usage::empty();
-        let served = self.kernels(index, shape, (kernels, none), &job.tensor, &job.targets)?;
+        let served = self.kernels(index, shape, kernels, none, &job.tensor, &job.targets)?;
         for orientation in served.orientations() {
             let key = &kernels[orientation as usize];
             if key.hadamard {

@@ -9,7 +9,7 @@ use lowp_format::{Axis, Orientation, Part, ScaleLayout, Shape, state_bytes};
 use crate::runs::written_twice;
 use crate::{
     AmaxJob, Backend, DecodeJob, GradContribution, HistoryJob, InterleaveJob, KernelError, Master,
-    MomentumJob, NormalizeJob, RearrangeJob, Rearranged, RepackJob, Runs, Source, State,
+    MomentumJob, NormalizeJob, OwnPart, RearrangeJob, Rearranged, RepackJob, Runs, Source, State,
     SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob, UpdateJob, Work,
 };
 use access::{Access, AccessList, Mode};
@@ -361,17 +361,17 @@ impl<B: Backend> Planner<'_, B> {
             return Err(KernelError::Parts { count: job.count });
         };
         self.source(index, "parts", &job.parts, needed)?;
-        if let Some((number, own)) = &job.own {
+        if let Some(OwnPart { number, values }) = &job.own {
             range(
                 "the number of a part that lies elsewhere",
                 *number,
                 1,
                 job.count,
             )?;
-            if own.dtype() != job.parts.dtype() {
+            if values.dtype() != job.parts.dtype() {
                 return Err(KernelError::PartDtypes);
             }
-            self.source(index, "part that lies elsewhere", own, len)?;
+            self.source(index, "part that lies elsewhere", values, len)?;
         }
         self.whole::<f32>(index, "sum", &job.into, len, Mode::Write)
     }

@@ -141,7 +141,14 @@ impl<T: Element> CudaBuffer<T> {
         }
         cuda.bind()?;
         // SAFETY: the backend checked the range; the memory is freed after the work of every stream.
-        unsafe { host::write(cuda.device(), &cuda.queue.stream, self.place(start), values) }
+        unsafe {
+            host::write(
+                cuda.device(),
+                &cuda.queue.stream,
+                self.address(start),
+                values,
+            )
+        }
     }
 
     /// Starts to copy entries `range` to the host, as they are or as bytes: a device has values as a little-endian host does.
@@ -155,7 +162,7 @@ impl<T: Element> CudaBuffer<T> {
             return Ok(Pending::new(Vec::new()));
         }
         cuda.bind()?;
-        let (stream, from) = (&cuda.queue.stream, self.place(range.start));
+        let (stream, from) = (&cuda.queue.stream, self.address(range.start));
         let len = range.len() * size_of::<T>() / size_of::<U>();
         // SAFETY: the backend checked the range, of as many bytes; the memory is freed after the work of every stream.
         let on_its_way =
@@ -189,14 +196,14 @@ impl<T: Element> CudaBuffer<T> {
         cuda.bind()?;
         let stream = cuda.queue.current()?;
         capture::keep(|| (self.clone(), from.clone()));
-        let ([(to, on_host), (from, from_host)], bytes) =
-            ([self.place(0), from.place(0)], self.len * size_of::<T>());
-        let copy = match on_host && from_host && !capture::is_on() {
+        let (to, from) = (self.address(0), from.address(0));
+        let bytes = self.len * size_of::<T>();
+        let copy = match to.on_host && from.on_host && !capture::is_on() {
             true => copy_on_host,
             false => copy,
         };
         // SAFETY: both have this many bytes, and the backend checked that they do not overlap.
-        unsafe { copy(to, from, bytes, stream.cu_stream()) }
+        unsafe { copy(to.pointer, from.pointer, bytes, stream.cu_stream()) }
     }
 
     pub(super) fn fill_zero(&self, cuda: &Cuda) -> Result<(), KernelError> {
@@ -243,13 +250,13 @@ impl<T> CudaBuffer<T> {
         })
     }
 
-    /// The device address of entry `index`, and whether it is in page-locked memory of the host.
-    fn place(&self, index: usize) -> (u64, bool) {
+    /// Where entry `index` is.
+    fn address(&self, index: usize) -> host::Address {
         let memory = self.memory.as_ref();
-        (
-            self.at(index),
-            memory.is_some_and(|memory| memory.is_on_host()),
-        )
+        host::Address {
+            pointer: self.at(index),
+            on_host: memory.is_some_and(|memory| memory.is_on_host()),
+        }
     }
 
     /// The number of the device that holds it; none for an empty buffer.

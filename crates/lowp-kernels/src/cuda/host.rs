@@ -15,21 +15,29 @@ use crate::host::zeroed;
 use crate::pending::Arrival;
 use crate::{Element, KernelError};
 
-/// Copies `values` to address `to`, of the device or in page-locked memory of the host, in the order of `stream`. They are taken before this returns.
+/// Where values are.
+#[derive(Clone, Copy)]
+pub(super) struct Address {
+    pub(super) pointer: u64,
+    /// Whether it is in page-locked memory of the host, not on the device.
+    pub(super) on_host: bool,
+}
+
+/// Copies `values` to `to`, in the order of `stream`. They are taken before this returns.
 ///
 /// # Safety
 /// The memory at `to` has room for the values and lives until the stream has passed the copy.
 pub(super) unsafe fn write<T: Element>(
     device: &Arc<Device>,
     stream: &CudaStream,
-    (to, on_host): (u64, bool),
+    to: Address,
     values: &[T],
 ) -> Result<(), KernelError> {
-    let copy = if on_host { copy_on_host } else { copy };
+    let copy = if to.on_host { copy_on_host } else { copy };
     let bytes: &[u8] = bytemuck::cast_slice(values);
     for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
         let block = device.host.take(&device.events, chunk.len(), IN_FLIGHT)?;
-        let at = to + (index * CHUNK) as u64;
+        let at = to.pointer + (index * CHUNK) as u64;
         // SAFETY: the block has as many bytes, and nobody else has it; it is lent again after the copy. The rest is the caller's promise.
         unsafe {
             std::ptr::copy_nonoverlapping(chunk.as_ptr(), block.pointer(), chunk.len());
@@ -47,18 +55,18 @@ pub(super) unsafe fn write<T: Element>(
     Ok(())
 }
 
-/// Starts to copy `len` values from address `from`, of the device or in page-locked memory of the host, in the order of `stream`.
+/// Starts to copy `len` values from `from`, in the order of `stream`.
 ///
 /// # Safety
 /// The memory at `from` holds the values and lives until the stream has passed the copy.
 pub(super) unsafe fn start_read<T: Element>(
     device: &Arc<Device>,
     stream: &CudaStream,
-    (from, on_host): (u64, bool),
+    from: Address,
     len: usize,
     lender: Lender,
 ) -> Result<OnItsWay<T>, KernelError> {
-    let copy = if on_host { copy_on_host } else { copy };
+    let copy = if from.on_host { copy_on_host } else { copy };
     let bytes = len * size_of::<T>();
     // A read never waits.
     let block = match lender {
@@ -66,7 +74,14 @@ pub(super) unsafe fn start_read<T: Element>(
         Lender::Staging => device.host.stage(&device.events, bytes)?,
     };
     // SAFETY: the caller's promise; the block has as many bytes, nobody else has it, and it is held until the copy is done.
-    unsafe { copy(block.pointer() as u64, from, bytes, stream.cu_stream())? };
+    unsafe {
+        copy(
+            block.pointer() as u64,
+            from.pointer,
+            bytes,
+            stream.cu_stream(),
+        )?
+    };
     match device.events.record(stream) {
         Ok(event) => Ok(OnItsWay {
             copy: Some((block, event)),

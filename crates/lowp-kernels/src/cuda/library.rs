@@ -74,7 +74,8 @@ impl CudaLibrary {
     pub unsafe fn launch(
         &self,
         CudaFunction(function): CudaFunction,
-        [blocks, threads]: [[usize; 2]; 2],
+        blocks: [usize; 2],
+        threads: [usize; 2],
         words: &mut [u64],
     ) -> Result<(), KernelError> {
         let [[bx, by], [tx, ty]] = launchable(blocks, threads)?;

@@ -125,8 +125,8 @@ impl CudaPlan {
             return self.record(cuda, scalars);
         }
         let stream = &cuda.queue.stream;
-        let needed = (self.planned.reads, scalars);
-        cuda.queue.step.with(stream, needed, |step| {
+        let reads = self.planned.reads;
+        cuda.queue.step.with(stream, reads, scalars, |step| {
             // SAFETY: the step's memory is that of the handle, and freed after its work; what the
             // plan holds is freed after the work of every stream.
             unsafe { self.enqueue(stream.cu_stream(), step) }

@@ -79,7 +79,8 @@ impl StepMemory {
     pub(super) fn with(
         &self,
         stream: &CudaStream,
-        (reads, scalars): (Reads, &StepScalars),
+        reads: Reads,
+        scalars: &StepScalars,
         work: impl FnOnce(u64) -> Result<(), KernelError>,
     ) -> Result<(), KernelError> {
         // Held until the work is enqueued: another thread's scalars come after it.
@@ -166,8 +167,12 @@ pub(super) fn constant(
     // Memory and copy are work of the stream itself, which nothing captures.
     let _apart = Cleanup::begin(&device.context);
     let memory = DeviceMemory::zeros(device, stream, bytes.len())?;
+    let to = host::Address {
+        pointer: memory.pointer,
+        on_host: false,
+    };
     // SAFETY: the memory was just allocated for them.
-    unsafe { host::write(device, stream, (memory.pointer, false), &bytes)? };
+    unsafe { host::write(device, stream, to, &bytes)? };
     Ok(memory)
 }
 

@@ -4,9 +4,14 @@ use super::{Kernel, LANES, Lanes};
 
 /// An unpacked code that matrices are made of.
 pub(crate) trait Transpose: Copy + Default + Send + Sync + 'static {
-    /// `to[c][r] = from[r][c]` for a square of [`LANES`] codes; rows of both sides are `strides`
-    /// apart.
-    fn transpose_square<L: Lanes>(lanes: L, from: &[Self], strides: [usize; 2], to: &mut [Self]);
+    /// `to[c][r] = from[r][c]` for a square of [`LANES`] codes; rows are `stride` and `to_stride` apart.
+    fn transpose_square<L: Lanes>(
+        lanes: L,
+        from: &[Self],
+        stride: usize,
+        to: &mut [Self],
+        to_stride: usize,
+    );
 }
 
 /// Transposes `rows x cols` codes of `from`, whose rows are `stride` apart, into `to`, dense.
@@ -33,7 +38,7 @@ impl<T: Transpose> Kernel for TransposeDense<'_, T> {
         for col in (0..full[1]).step_by(LANES) {
             for row in (0..full[0]).step_by(LANES) {
                 let from = &from[row * stride + col..];
-                T::transpose_square(lanes, from, [stride, rows], &mut to[col * rows + row..]);
+                T::transpose_square(lanes, from, stride, &mut to[col * rows + row..], rows);
             }
         }
         for col in 0..cols {
@@ -50,8 +55,9 @@ impl Transpose for u8 {
     fn transpose_square<L: Lanes>(
         lanes: L,
         from: &[u8],
-        [stride, to_stride]: [usize; 2],
+        stride: usize,
         to: &mut [u8],
+        to_stride: usize,
     ) {
         let mut rows = [&[0; LANES]; LANES];
         for (i, row) in rows.iter_mut().enumerate() {
@@ -75,8 +81,9 @@ macro_rules! entry_by_entry {
             fn transpose_square<L: Lanes>(
                 _: L,
                 from: &[$Word],
-                [stride, to_stride]: [usize; 2],
+                stride: usize,
                 to: &mut [$Word],
+                to_stride: usize,
             ) {
                 for c in 0..LANES {
                     let line = &mut to[c * to_stride..][..LANES];

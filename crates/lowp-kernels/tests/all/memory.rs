@@ -44,7 +44,7 @@ fn encode(recipe: &AnyRecipe, shape: Shape) -> Result<EncodeJob<Cpu>, KernelErro
 /// The same as an encode of no elements of the flattened matrix.
 fn flat(recipe: &AnyRecipe, shape: Shape) -> Result<FlatEncodeJob<Cpu>, KernelError> {
     let source = Source::F32(Cpu.alloc(0)?);
-    let job = FlatEncodeJob::new(&Cpu, recipe, shape, Usage::BOTH, (0, 0), source)?;
+    let job = FlatEncodeJob::new(&Cpu, recipe, shape, Usage::BOTH, 0..0, source)?;
     let row_major = |t: &Target<Cpu>| t.spec.key.part != Part::Data || t.spec.axes[0] == Axis::Rows;
     Ok(FlatEncodeJob {
         tensor: known(job.tensor)?,

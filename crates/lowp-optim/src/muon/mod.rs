@@ -59,8 +59,15 @@ impl<B: Backend> Matrix<B> {
     }
 }
 
-/// A matrix of a step: the number of its parameter, its cut, and what the result is multiplied by.
-type Planned = (usize, Arc<MatrixCut>, f32);
+/// A matrix whose work is planned.
+#[derive(Debug)]
+struct NewMatrix {
+    /// The number of its parameter.
+    param: usize,
+    cut: Arc<MatrixCut>,
+    /// What the result is multiplied by.
+    scale: f32,
+}
 
 impl<B: Backend> Muon<B> {
     /// Plans the work on those of `params` whose rules are of matrices, and notes where their pieces lie.
@@ -82,7 +89,7 @@ impl<B: Backend> Muon<B> {
             if ranks == 1 && param.cut.is_none() {
                 param.cut = Some(Arc::new(MatrixCut::whole(param.item.shape)));
             }
-            if let Some(why) = flaw(param, [ranks, rank]) {
+            if let Some(why) = flaw(param, ranks, rank) {
                 return Err(OptimError::Matrix {
                     name: param.name.clone(),
                     rule: param.rule.name(),
@@ -103,13 +110,13 @@ impl<B: Backend> Muon<B> {
         let planned = matrices.iter().filter_map(|(number, param)| {
             let cut = param.cut.as_ref()?;
             let Shape { rows, cols } = cut.full;
-            Some((
-                *number,
-                Arc::clone(cut),
-                param.rule.matrix_scale(rows, cols),
-            ))
+            Some(NewMatrix {
+                param: *number,
+                cut: Arc::clone(cut),
+                scale: param.rule.matrix_scale(rows, cols),
+            })
         });
-        let planned: Vec<Planned> = planned.collect();
+        let planned: Vec<NewMatrix> = planned.collect();
         let (muon, pieces) = Self::new(backend, shards, products, planned)?;
         for ((_, param), piece) in matrices.into_iter().zip(pieces) {
             param.piece = Some(piece);
@@ -123,22 +130,23 @@ impl<B: Backend> Muon<B> {
         backend: &B,
         shards: &Arc<dyn Communicator<B>>,
         products: &Arc<dyn Products<B>>,
-        matrices: Vec<Planned>,
+        matrices: Vec<NewMatrix>,
     ) -> Result<(Self, Vec<B::Buffer<bf16>>), OptimError> {
         let rank = shards.rank();
-        let shapes = matrices.iter().map(|(_, cut, _)| cut.full);
+        let shapes = matrices.iter().map(|matrix| matrix.cut.full);
         let owners = costs::owners(shapes, shards.world_size());
         let own = matrices.iter().zip(&owners);
         let own = own.filter(|(_, owner)| **owner == rank);
-        let lens = own.fold(ScratchLens::default(), |lens, ((_, cut, _), _)| {
-            lens.with(cut)
+        let lens = own.fold(ScratchLens::default(), |lens, (matrix, _)| {
+            lens.with(&matrix.cut)
         });
         let scratch = Scratch::new(backend, lens)?;
         let mut batches: Vec<Vec<Matrix<B>>> = Vec::new();
         let mut pieces = Vec::new();
         let numbers = deal::batches(&owners, BATCHES);
         let all_owners = digest(owners.iter().map(|&owner| owner as u64));
-        for (((param, cut, scale), owner), batch) in matrices.into_iter().zip(owners).zip(numbers) {
+        for ((matrix, owner), batch) in matrices.into_iter().zip(owners).zip(numbers) {
+            let NewMatrix { param, cut, scale } = matrix;
             let Shape { rows, cols } = cut.full;
             let own = cut.ranges[rank].clone();
             let (whole, piece, work) = match owner == rank {
@@ -149,10 +157,12 @@ impl<B: Backend> Muon<B> {
                         true => backend.view::<bf16>(&whole, own)?,
                         false => backend.alloc(own.len())?,
                     };
-                    let how = (scale, cut.reordered());
+                    let tiles = cut.reordered();
                     let work = match rows * cols {
                         0 => None,
-                        _ => Some(Orthogonal::new(backend, &scratch, &whole, cut.full, how)?),
+                        _ => Some(Orthogonal::new(
+                            backend, &scratch, &whole, cut.full, scale, tiles,
+                        )?),
                     };
                     (whole, piece, work)
                 }
@@ -246,7 +256,7 @@ impl<B: Backend> Muon<B> {
 }
 
 /// Why a parameter cannot be made orthogonal by `rank` of `ranks` ranks.
-fn flaw<B: Backend>(param: &Param<B>, [ranks, rank]: [usize; 2]) -> Option<String> {
+fn flaw<B: Backend>(param: &Param<B>, ranks: usize, rank: usize) -> Option<String> {
     if param
         .states
         .iter()
@@ -285,9 +295,12 @@ mod tests {
             });
             for comm in LocalComm::world(&Cpu, 2, Duration::from_secs(60)) {
                 let comm: Arc<dyn Communicator<Cpu>> = Arc::new(comm);
-                let matrices = [0, 1]
-                    .map(|number| (number, Arc::clone(&cut), 1.0))
-                    .to_vec();
+                let matrix = |param| NewMatrix {
+                    param,
+                    cut: Arc::clone(&cut),
+                    scale: 1.0,
+                };
+                let matrices = vec![matrix(0), matrix(1)];
                 let (muon, _) = Muon::new(&Cpu, &comm, &products, matrices).expect("room");
                 let own = muon.batches.iter().flatten();
                 let own: Vec<_> = own.filter(|matrix| matrix.work.is_some()).collect();

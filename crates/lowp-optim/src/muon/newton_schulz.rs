@@ -99,7 +99,8 @@ impl<B: Backend> Orthogonal<B> {
         scratch: &Scratch<B>,
         values: &B::Buffer<bf16>,
         shape: Shape,
-        (scale, tiles): (f32, Option<&ShardTiles>),
+        scale: f32,
+        tiles: Option<&ShardTiles>,
     ) -> Result<Self, OptimError> {
         let all = 0..shape.elements();
         let other = backend.view::<bf16>(&scratch.other, all.clone())?;
@@ -133,7 +134,7 @@ impl<B: Backend> Orthogonal<B> {
         let [mut from, mut to] = [&other, &matrix];
         for step in 1..=STEPS {
             let scale = if step == STEPS { scale } else { 1.0 };
-            products.extend(products_of(backend, scratch, shape, ([from, to], scale))?);
+            products.extend(products_of(backend, scratch, shape, from, to, scale)?);
             (from, to) = (to, from);
         }
         Ok(Self {
@@ -171,7 +172,9 @@ fn products_of<B: Backend>(
     backend: &B,
     scratch: &Scratch<B>,
     Shape { rows, cols }: Shape,
-    ([from, to], scale): ([&B::Buffer<bf16>; 2], f32),
+    from: &B::Buffer<bf16>,
+    to: &B::Buffer<bf16>,
+    scale: f32,
 ) -> Result<[ProductJob<B>; 3], KernelError> {
     let [a, b, c] = COEFFICIENTS;
     let wide = rows <= cols;

@@ -8,7 +8,7 @@ use lowp_comm::{Communicator, LocalComm, Mesh, run_ranks};
 use lowp_format::{AnyRecipe, BufferKey, Phase, Philox, QuantizedTensor, Recipe, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use lowp_optim::{Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, StepOptions};
-use lowp_shard::{CastTarget, GatherGroup, GatherPool, ShardError, ShardSpec, ShardedTensor};
+use lowp_shard::{CastTensor, GatherGroup, GatherPool, ShardError, ShardSpec, ShardedTensor};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const COLS: usize = 64;
@@ -46,7 +46,7 @@ struct Rank {
 }
 
 impl Rank {
-    fn new<T: CastTarget<Cpu>>(
+    fn new<T: CastTensor<Cpu>>(
         comm: Arc<dyn Communicator<Cpu>>,
         mesh: Mesh,
         rows: usize,

@@ -1,28 +1,24 @@
 //! [`Layer`]: a linear layer whose weight is FP8 codes that are multiplied, as operators find it by its number.
 
-#![expect(unsafe_code, reason = "passes on addresses of PyTorch")]
-
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, RwLock};
 
-use lowp_format::AnyRecipe;
-use lowp_gemm::{CublasLt, Dtype, Epilogue, GemmDesc, OperandDesc, OperandPtr, Scalars, Workspace};
+use lowp_format::{AnyRecipe, Shape};
+use lowp_gemm::OperandPtr;
 use lowp_kernels::Cuda;
 use pyo3::prelude::*;
 
+use super::products::{Side, WORKSPACE, WorkMemory, backend, multiply};
 use super::torch::{Holds, Tensor, torch};
 use crate::casts::Encode;
 use crate::error::Error;
 use crate::locks::{lock, read, write};
-use crate::place;
 use crate::recent::Recent;
 use crate::recipe::Recipe;
 use crate::scales::Scales;
 
 /// Casts that stay planned.
 const CASTS: usize = 4096;
-/// Bytes that a product works in: as many as PyTorch gives its own on a Hopper, taken from PyTorch for each product.
-const WORKSPACE: usize = 32 << 20;
 /// What addresses of operands are multiples of.
 const ALIGNED: usize = 256;
 
@@ -243,12 +239,8 @@ impl Layer {
         Ok(Some((ptr, kept)))
     }
 
-    /// The output for rows of input, and the columnwise codes of the input and the scales, which the gradient of the weight needs.
-    pub(crate) fn forward(
-        &self,
-        input: Tensor,
-        bias: Option<Tensor>,
-    ) -> Result<(Tensor, Tensor, Tensor), Error> {
+    /// The output for rows of input.
+    pub(crate) fn forward(&self, input: Tensor, bias: Option<Tensor>) -> Result<Forward, Error> {
         let (torch, input) = (torch()?, input.contiguous()?);
         let (dtype, device, [rows, cols]) = (input.holds()?, input.device()?, input.sides()?);
         let (columnwise, scale) = self.input.kept([rows, cols], device)?;
@@ -257,8 +249,16 @@ impl Layer {
         let rowwise = workspace + WORKSPACE as u64;
         let addresses = [rowwise, columnwise.address()?, scale.address()?];
         let [side, _] = cast_to(&input, &self.input, addresses)?;
-        let out = self.multiply(false, side, dtype, bias, (device, workspace))?;
-        Ok((out, columnwise, scale))
+        let place = WorkMemory {
+            device,
+            address: workspace,
+        };
+        let output = self.multiply(false, side, dtype, bias, place)?;
+        Ok(Forward {
+            output,
+            codes: columnwise,
+            scale,
+        })
     }
 
     /// The gradients of the input and of the weight that are needed; tensors without values for the others. `saved` are codes of the input.
@@ -278,7 +278,10 @@ impl Layer {
         let at = |bytes: usize| workspace + (WORKSPACE + bytes) as u64;
         let [rowwise, columnwise] =
             cast_to(&grad, &self.gradient, [at(0), at(codes), at(2 * codes)])?;
-        let place = (device, workspace);
+        let place = WorkMemory {
+            device,
+            address: workspace,
+        };
         let none = || torch.empty(&[0], dtype, device);
         let of_input = if needs[0] {
             self.multiply(true, rowwise, dtype, None, place)?
@@ -310,7 +313,11 @@ impl Layer {
         let device = codes.device()?;
         let memory = torch()?.empty(&[WORKSPACE], Holds::Bytes, device)?;
         let side = Side::rowwise([codes, scale], self.input.scales)?;
-        self.multiply(false, side, dtype, bias, (device, memory.address()?))
+        let place = WorkMemory {
+            device,
+            address: memory.address()?,
+        };
+        self.multiply(false, side, dtype, bias, place)
     }
 
     /// The product of codes of rows with those of the weight: with rowwise ones for the output, else for the gradient of the input.
@@ -320,7 +327,7 @@ impl Layer {
         left: Side,
         dtype: Holds,
         bias: Option<Tensor>,
-        place: (i32, u64),
+        memory: WorkMemory,
     ) -> Result<Tensor, Error> {
         let (weight, _kept) = self.codes(columnwise)?;
         let [mut width, mut depth] = self.sides;
@@ -339,134 +346,16 @@ impl Layer {
             holds: self.holds[usize::from(columnwise)],
             scales: self.scales,
         };
-        multiply([left, right], dtype, bias, !columnwise, place)
+        multiply([left, right], dtype, bias, !columnwise, memory)
     }
 }
 
-/// One operand of a product: codes whose inner axis is contracted.
-struct Side {
-    /// Rows and columns of the codes.
-    sides: [usize; 2],
-    ptr: OperandPtr,
-    holds: Holds,
-    scales: Scales,
-}
-
-impl Scales {
-    /// Whether `scale` has, from `begin` on, those of codes of `outer` rows that are contracted over `depth`.
-    fn check(self, scale: &Tensor, begin: usize, [outer, depth]: [usize; 2]) -> Result<(), Error> {
-        let (found, needed) = (scale.entries()?, begin + self.count(outer, depth));
-        match found >= needed {
-            true => Ok(()),
-            false => Err(Error::new(format!(
-                "{found} scales for codes of {outer}x{depth}; their product reads {needed}"
-            ))),
-        }
-    }
-}
-
-impl Side {
-    fn rowwise([codes, scale]: [&Tensor; 2], scales: Scales) -> Result<Self, Error> {
-        Self::of([codes, scale], scales, 0)
-    }
-
-    /// The codes have the sides of the transpose.
-    fn columnwise([codes, scale]: [&Tensor; 2], scales: Scales) -> Result<Self, Error> {
-        let [cols, rows] = codes.sides()?;
-        Self::of([codes, scale], scales, scales.begin(rows, cols))
-    }
-
-    fn of([codes, scale]: [&Tensor; 2], scales: Scales, begin: usize) -> Result<Self, Error> {
-        let sides = codes.sides()?;
-        scales.check(scale, begin, sides)?;
-        let ptr = OperandPtr {
-            data: codes.address()?,
-            scale: scale.address()? + (size_of::<f32>() * begin) as u64,
-        };
-        Ok(Self {
-            sides,
-            ptr,
-            holds: codes.holds()?,
-            scales,
-        })
-    }
-}
-
-fn dtype_of(holds: Holds) -> Result<Dtype, Error> {
-    match holds {
-        Holds::E4M3 => Ok(Dtype::E4M3),
-        Holds::E5M2 => Ok(Dtype::E5M2),
-        Holds::Bf16 => Ok(Dtype::Bf16),
-        Holds::F32 => Ok(Dtype::F32),
-        Holds::Bytes => Err(Error::new(
-            "an operand of a product holds bytes; it takes codes of FP8",
-        )),
-    }
-}
-
-/// `left @ right.T`, as `Products` multiplies, on a device in its memory of `WORKSPACE` bytes.
-fn multiply(
-    [left, right]: [Side; 2],
-    dtype: Holds,
-    bias: Option<Tensor>,
-    fast: bool,
-    (device, workspace): (i32, u64),
-) -> Result<Tensor, Error> {
-    let ([rows, depth], [cols, _]) = (left.sides, right.sides);
-    let sides = [rows, cols, depth];
-    let torch = torch()?;
-    let plain = |side: &Side| {
-        Ok::<_, Error>(OperandDesc {
-            scale: side.scales.0,
-            ..OperandDesc::plain(dtype_of(side.holds)?, true)
-        })
-    };
-    let desc = GemmDesc {
-        epilogue: if bias.is_some() {
-            Epilogue::Bias
-        } else {
-            Epilogue::None
-        },
-        // Sums of scaled groups are in f32 alone.
-        fast_accum: fast && left.scales.is_one() && right.scales.is_one(),
-        ..GemmDesc::new(sides, [plain(&left)?, plain(&right)?], dtype_of(dtype)?)
-    };
-    let out = torch.empty(&sides[..2], dtype, device)?;
-    let workspace = Workspace::foreign(workspace, WORKSPACE);
-    let bias = bias.map_or(Ok(0), |bias| bias.bias(sides[1], device))?;
-    let products = products(device, torch.stream(device)?)?;
-    // SAFETY: addresses are those of contiguous tensors of these shapes on this device; PyTorch reuses memory of a stream after the work of
-    // that stream.
-    unsafe {
-        products.run(
-            &desc,
-            [left.ptr, right.ptr],
-            out.address()?,
-            bias,
-            Scalars::ONE,
-            &workspace,
-        )
-    }?;
-    Ok(out)
-}
-
-fn backend(device: i32, stream: u64) -> Result<Cuda, Error> {
-    place::cuda(usize::try_from(device).unwrap_or(0), stream)
-}
-
-/// By device and stream.
-type ByStream = HashMap<(i32, u64), Arc<CublasLt>>;
-
-/// The products of a stream.
-fn products(device: i32, stream: u64) -> Result<Arc<CublasLt>, Error> {
-    static PRODUCTS: LazyLock<Mutex<ByStream>> = LazyLock::new(Mutex::default);
-    if let Some(known) = lock(&PRODUCTS).get(&(device, stream)) {
-        return Ok(Arc::clone(known));
-    }
-    let made = Arc::new(CublasLt::new(&backend(device, stream)?)?);
-    Ok(Arc::clone(
-        lock(&PRODUCTS).entry((device, stream)).or_insert(made),
-    ))
+/// The result of a layer's forward.
+pub(crate) struct Forward {
+    pub(crate) output: Tensor,
+    /// Columnwise codes of the input, which the gradient of the weight needs, and their scales.
+    pub(crate) codes: Tensor,
+    pub(crate) scale: Tensor,
 }
 
 /// Where a cast reads and writes, and what it is.
@@ -562,12 +451,12 @@ fn cast_to(
                 .copied()
                 .zip(1..)
                 .map(|((name, bytes), index)| (name.to_owned(), memory(index, bytes)));
-            let source = (memory(0, rows * cols * width), dtype);
             let encode = Encode::new(
                 &backend(device, stream)?,
                 operand.recipe,
-                (rows, cols),
-                source,
+                Shape::new(rows, cols),
+                memory(0, rows * cols * width),
+                dtype,
                 buffers.collect(),
             )?;
             let planned = Arc::new(encode);

@@ -3,6 +3,7 @@
 
 mod layers;
 mod operators;
+mod products;
 mod torch;
 
 pub(crate) use layers::{describe_layer, describe_operand, forget_codes, release_layer};

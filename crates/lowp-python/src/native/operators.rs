@@ -110,8 +110,8 @@ unsafe extern "C-unwind" fn forward(stack: *mut u64, _: u64, _: u64) {
         let (input, bias) = (stack.tensor(0), stack.tensor(3));
         let layer = stack.layer(1)?;
         let bias = stack.is_set(4).then_some(bias);
-        let (out, codes, scale) = layer.forward(input, bias)?;
-        stack.give([out, codes, scale]);
+        let forward = layer.forward(input, bias)?;
+        stack.give([forward.output, forward.codes, forward.scale]);
         Ok(())
     });
 }

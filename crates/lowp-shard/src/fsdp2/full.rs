@@ -4,7 +4,7 @@ use lowp_format::{AnyRecipe, QuantizedTensor, Recipe};
 use lowp_kernels::Backend;
 
 use super::work::{FullMemory, Layout, NamedBuffers, check_len};
-use super::{GatherHooks, HookOutput};
+use super::{GatherHooks, HookOutput, StagedBuffer};
 use crate::version::Version;
 use crate::{ShardError, ShardedTensor};
 
@@ -32,8 +32,13 @@ impl<B: Backend, R: Recipe> FullTensor<B, R> {
         alloc: impl FnMut(&HookOutput) -> Result<B::Buffer<u8>, ShardError>,
     ) -> Result<Self, ShardError> {
         let mut staged = [Vec::new(), Vec::new()];
-        for (which, key, bytes) in hooks.staged() {
-            staged[which as usize].push((key, backend.alloc(bytes)?));
+        for StagedBuffer {
+            content,
+            key,
+            bytes,
+        } in hooks.staged()
+        {
+            staged[content as usize].push((key, backend.alloc(bytes)?));
         }
         let [pieces, sources] = staged;
         Ok(Self {

@@ -105,6 +105,13 @@ enum Staged {
     Source,
 }
 
+/// Memory of a [`FullTensor`] that is no output's.
+struct StagedBuffer {
+    content: Staged,
+    key: BufferKey,
+    bytes: usize,
+}
+
 impl<R: Recipe> GatherHooks<R> {
     /// Gathers what `phase` needs, and nothing else: for parameters that are gathered before each phase.
     ///
@@ -245,11 +252,11 @@ impl<R: Recipe> GatherHooks<R> {
     /// Bytes that a [`FullTensor`] allocates besides the memory of its outputs: for cuts whose padding lies between the
     /// pieces of an input that is interleaved or only transposed. 0 for cuts as [`RowCuts::new`] and FSDP2 make them.
     pub fn staged_bytes(&self) -> usize {
-        self.staged().map(|(_, _, bytes)| bytes).sum()
+        self.staged().map(|staged| staged.bytes).sum()
     }
 
     /// Memory that is no output's: for pieces as they arrive without padding, or for a full buffer that is only a source.
-    fn staged(&self) -> impl Iterator<Item = (Staged, BufferKey, usize)> {
+    fn staged(&self) -> impl Iterator<Item = StagedBuffer> {
         self.inputs()
             .iter()
             .flat_map(|input| {
@@ -258,8 +265,13 @@ impl<R: Recipe> GatherHooks<R> {
                 let compact = moved && input.joined().is_none();
                 let kept = self.outputs().iter().any(|output| output.spec.key == key);
                 let source = input.whole().is_none() && !kept;
-                let staged =
-                    |which, wanted: bool| wanted.then(|| (which, key, input.pieces.iter().sum()));
+                let staged = |content, wanted: bool| {
+                    wanted.then(|| StagedBuffer {
+                        content,
+                        key,
+                        bytes: input.pieces.iter().sum(),
+                    })
+                };
                 [
                     staged(Staged::Pieces, compact),
                     staged(Staged::Source, source),

@@ -8,7 +8,7 @@ use lowp_kernels::{Backend, StepScalars};
 
 use super::{GatherHooks, HookInput, HookSource};
 use crate::gather::{LocalWork, MemoryStep, PoolBuffer, memory_steps, piece_ranges};
-use crate::version::{CastTarget, Version};
+use crate::version::{CastTensor, Version};
 use crate::{ShardError, ShardedTensor};
 
 /// Buffers by name.
@@ -212,7 +212,7 @@ pub(super) fn check_len<B: Backend>(
 
 /// What counts the writes of `shard`; clones of it share it.
 pub(super) fn version_of<B: Backend, R: Recipe>(shard: &ShardedTensor<B, R>) -> Version {
-    CastTarget::version(shard.local())
+    CastTensor::version(shard.local())
         .cloned()
         .unwrap_or_default()
 }

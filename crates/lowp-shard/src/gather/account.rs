@@ -3,7 +3,7 @@
 use lowp_format::{GatherPlan, Recipe, Shape};
 use lowp_kernels::Backend;
 
-use super::kind::{ByKind, GatherKind, ParamPlans, exchange};
+use super::kind::{ByKind, GatherKind, KindExchange, ParamPlans};
 use super::pooled;
 use crate::ShardedTensor;
 use lowp_comm::Communicator;
@@ -11,7 +11,7 @@ use lowp_comm::Communicator;
 /// What one parameter costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamAccount {
-    /// Full shape.
+    /// Shape of the full matrix.
     pub full: Shape,
     /// Bytes that all ranks together put on the wire in one step (forward and backward), by the
     /// plans.
@@ -90,8 +90,7 @@ impl Padding {
         large: usize,
     ) -> ByKind<Self> {
         GatherKind::ALL.map(|kind| {
-            let (_, exchange) = exchange(plans, kind, large);
-            let padding = &exchange.padding;
+            let padding = KindExchange::new(plans, kind, large).exchange.padding;
             let groups = world / padding.len().max(1);
             let own = padding.get(ranks[kind as usize]).copied().unwrap_or(0);
             Self {
@@ -104,7 +103,7 @@ impl Padding {
 
     /// That of a step, of those of each kind: `parts` says from where backward gathers, `keeps` whether it is there, and `rest` whether a part of it is
     /// where forward runs again.
-    pub(super) fn of_step(kinds: &ByKind<Self>, [parts, keeps, rest]: [bool; 3]) -> Self {
+    pub(super) fn of_step(kinds: &ByKind<Self>, parts: bool, keeps: bool, rest: bool) -> Self {
         let [forward, backward, of_parts, of_rest] = kinds;
         let backward = if parts { of_parts } else { backward };
         let again = if keeps { 0 } else { forward.sent_bytes };
@@ -120,7 +119,7 @@ impl Padding {
 /// What a group costs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatherAccount {
-    /// Per parameter.
+    /// One for each parameter, in the order of [`GatherGroup::params`](crate::GatherGroup::params).
     pub params: Vec<ParamAccount>,
     /// What is sent beside the pieces of parameters.
     pub padding: Padding,

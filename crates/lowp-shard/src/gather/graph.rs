@@ -5,9 +5,10 @@ use lowp_kernels::{Backend, KernelError, StepScalars};
 
 use super::kind::{GatherKind, label};
 use super::pool::{Lease, Move};
+use super::views::CapturedGather;
 use super::{GatherGroup, GatherPoint};
 use crate::ShardError;
-use lowp_comm::{Collective, Communicator, GatherItem, Traffic};
+use lowp_comm::{Collective, Communicator, GatherItem};
 
 impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// The ranks that make a gather.
@@ -32,34 +33,34 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
 
     /// A gather and its local work: as a graph from the second time on, where the communicator allows it.
     fn repeat(&mut self, kind: GatherKind) -> Result<(), ShardError> {
-        let Some(lease) = self.lease.take() else {
+        let Some(lease) = self.state.lease.take() else {
             return Ok(());
         };
         let done = self.repeat_into(&lease, kind);
-        self.lease = Some(lease);
+        self.state.lease = Some(lease);
         done
     }
 
     fn repeat_into(&mut self, lease: &Lease<B>, kind: GatherKind) -> Result<(), ShardError> {
         self.agree_first(kind)?;
-        self.pool.note(&*self.comm, self.number, kind);
+        self.pool.note(&*self.comm, self.plan.number, kind);
         let views = self.views_of(lease)?;
         let mut before = self.comm_of(kind).traffic();
         let work = lease.set.work(kind);
-        let repeated = &self.views[views].gathers[kind as usize];
+        let repeated = &self.reused.views[views].gathers[kind as usize];
         let sends = |m: &Move<B>| m.ranges.iter().any(|range| !range.is_empty());
         let any = || !work.local.is_empty() || work.moves.iter().any(sends);
         let launched = repeated.ran && self.comm_of(kind).is_enqueued() && any() && {
-            let launched = match &repeated.graph {
-                Some(graph) => self.launch(kind, graph, false).map(|()| None),
-                None => self.capture(lease, kind).and_then(|graph| {
-                    self.launch(kind, &graph, true)?;
-                    Ok(Some(graph))
+            let launched = match &repeated.captured {
+                Some(captured) => self.launch(kind, captured, false).map(|()| None),
+                None => self.capture(lease, kind).and_then(|captured| {
+                    self.launch(kind, &captured, true)?;
+                    Ok(Some(captured))
                 }),
             };
             match launched {
-                Ok(Some(graph)) => {
-                    self.views[views].gathers[kind as usize].graph = Some(graph);
+                Ok(Some(captured)) => {
+                    self.reused.views[views].gathers[kind as usize].captured = Some(captured);
                     true
                 }
                 Ok(None) => true,
@@ -76,37 +77,36 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         if !launched {
             self.watched(kind, || self.run(lease, kind))?;
         }
-        self.views[views].gathers[kind as usize].ran = true;
+        self.reused.views[views].gathers[kind as usize].ran = true;
         let sent = self.comm_of(kind).traffic().since(before);
-        self.sent += sent.all_gather_bytes;
-        self.gathers += u64::from(!work.moves.is_empty());
+        self.counts.sent_bytes += sent.all_gather_bytes;
+        self.counts.gathers += u64::from(!work.moves.is_empty());
         Ok(())
     }
 
-    fn capture(
-        &self,
-        lease: &Lease<B>,
-        kind: GatherKind,
-    ) -> Result<(B::Graph, Traffic), ShardError> {
+    fn capture(&self, lease: &Lease<B>, kind: GatherKind) -> Result<CapturedGather<B>, ShardError> {
         let comm = self.comm_of(kind);
         let before = comm.traffic();
         let graph = comm.backend().capture(|| self.run(lease, kind))?;
-        Ok((graph, comm.traffic().since(before)))
+        Ok(CapturedGather {
+            graph,
+            sent: comm.traffic().since(before),
+        })
     }
 
-    /// Launches a graph that was captured before, or just now: the capture counted its own first launch.
+    /// Launches a gather that was captured before, or just now: the capture counted its own first launch.
     fn launch(
         &self,
         kind: GatherKind,
-        (graph, sent): &(B::Graph, Traffic),
+        captured: &CapturedGather<B>,
         first: bool,
     ) -> Result<(), ShardError> {
         let comm = self.comm_of(kind);
         // Collectives of a world that has failed end without moving anything.
         comm.control().failure().map_or(Ok(()), Err)?;
-        self.watched(kind, || Ok(comm.backend().launch(graph)?))?;
+        self.watched(kind, || Ok(comm.backend().launch(&captured.graph)?))?;
         if !first {
-            comm.count(*sent);
+            comm.count(captured.sent);
         }
         Ok(())
     }
@@ -131,7 +131,11 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     fn run(&self, lease: &Lease<B>, kind: GatherKind) -> Result<(), ShardError> {
         let (work, comm) = (lease.set.work(kind), self.comm_of(kind));
         let mut items = self.items(kind, &work.moves)?;
-        let packed = self.packed.as_ref().map(|packed| &packed[kind as usize]);
+        let packed = self
+            .reused
+            .packed
+            .as_ref()
+            .map(|packed| &packed[kind as usize]);
         if let (Some(Some(packed)), Some(messages)) = (packed, &work.messages) {
             if let Some(plan) = &packed.plan {
                 comm.backend().run(plan, &StepScalars::default())?;
@@ -143,7 +147,10 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             });
         }
         if !items.is_empty() {
-            comm.enqueue(&label(self.number, kind), Collective::AllGather(&items))?;
+            comm.enqueue(
+                &label(self.plan.number, kind),
+                Collective::AllGather(&items),
+            )?;
         }
         let stream = comm.backend();
         for plan in &work.local {
@@ -160,10 +167,10 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// ([`GatherPool::gathered`](super::GatherPool::gathered)).
     fn agree_first(&mut self, kind: GatherKind) -> Result<(), ShardError> {
         let comm = self.comm_of(kind);
-        if comm.is_enqueued() && comm.world_size() > 1 && !self.compared[kind as usize] {
-            let label = label(self.number, kind);
+        if comm.is_enqueued() && comm.world_size() > 1 && !self.reused.compared[kind as usize] {
+            let label = label(self.plan.number, kind);
             comm.control().all_equal("what is gathered next", &label)?;
-            self.compared[kind as usize] = true;
+            self.reused.compared[kind as usize] = true;
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 use lowp_format::{GatherPlan, Phase};
 
 use super::exchange::Exchange;
+use super::steps::MemoryStep;
 
 /// What a group gathers, and from where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,22 +56,42 @@ impl ParamPlans {
     }
 }
 
-/// The gathers of a kind that parameters have, with their numbers; pieces of `large` bytes go straight to where they belong.
-pub(super) fn exchange(
-    plans: &[ParamPlans],
-    kind: GatherKind,
-    large: usize,
-) -> (Vec<usize>, Exchange<'_>) {
-    let numbered = plans.iter().enumerate();
-    let of_kind = numbered.filter_map(|(param, plans)| Some((param, plans.plan(kind)?)));
-    let (params, of_kind): (Vec<_>, Vec<_>) = of_kind.unzip();
-    let ranks = match kind {
-        GatherKind::Parts => plans.first().map_or(0, |plans| plans.group),
-        GatherKind::Forward | GatherKind::Backward | GatherKind::Rest => {
-            of_kind.first().map_or(0, |plan| plan.cuts.world())
+/// The exchange of one kind of gather, by the parameters that have such a gather.
+#[derive(Debug)]
+pub(super) struct KindExchange<'p> {
+    /// Numbers of the parameters, in the order of the exchange.
+    params: Vec<usize>,
+    pub(super) exchange: Exchange<'p>,
+}
+
+impl<'p> KindExchange<'p> {
+    /// That of `kind`; pieces of `large` bytes go straight to where they belong.
+    pub(super) fn new(plans: &'p [ParamPlans], kind: GatherKind, large: usize) -> Self {
+        let numbered = plans.iter().enumerate();
+        let of_kind = numbered.filter_map(|(param, plans)| Some((param, plans.plan(kind)?)));
+        let (params, of_kind): (Vec<_>, Vec<_>) = of_kind.unzip();
+        let ranks = match kind {
+            GatherKind::Parts => plans.first().map_or(0, |plans| plans.group),
+            GatherKind::Forward | GatherKind::Backward | GatherKind::Rest => {
+                of_kind.first().map_or(0, |plan| plan.cuts.world())
+            }
+        };
+        Self {
+            params,
+            exchange: Exchange::with_large(&of_kind, ranks, large),
         }
-    };
-    (params, Exchange::with_large(&of_kind, ranks, large))
+    }
+
+    /// The number and the steps of each parameter.
+    pub(super) fn steps(&self) -> impl Iterator<Item = (usize, &[MemoryStep<'p>])> {
+        let steps = self.exchange.steps.iter().map(Vec::as_slice);
+        self.params.iter().copied().zip(steps)
+    }
+
+    /// Bytes of the memory that messages arrive in.
+    pub(super) fn message_bytes(&self) -> usize {
+        self.exchange.message_bytes()
+    }
 }
 
 /// What ranks that gather the same have in common, beside lengths: group `number`.

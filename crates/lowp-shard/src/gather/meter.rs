@@ -60,7 +60,8 @@ impl Metered {
     pub(super) fn alloc_values<B: Backend>(
         &mut self,
         backend: &B,
-        (dtype, len): (FloatDtype, usize),
+        dtype: FloatDtype,
+        len: usize,
     ) -> Result<Source<B>, ShardError> {
         let values = Source::alloc(backend, dtype, len)?;
         self.count(len * dtype.bytes());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lowp_format::{
     AnyRecipe, BufferSpec, GatherPlan, Origin, Phase, QuantizedTensor, Recipe, ReshardAfterForward,
 };
-use lowp_kernels::{Backend, KernelError};
+use lowp_kernels::Backend;
 
 use crate::{ShardError, ShardedTensor};
 use lowp_comm::{Communicator, or_abort, ordered};
@@ -23,6 +23,7 @@ mod plan;
 mod pool;
 mod reshard;
 mod scratch;
+mod state;
 mod steps;
 mod tiles;
 mod views;
@@ -30,14 +31,14 @@ mod watch;
 
 pub use account::{GatherAccount, Padding, ParamAccount};
 pub use exchange::Exchange;
-use kind::{ByKind, GatherKind, ParamPlans};
+use kind::{ByKind, GatherKind};
 pub(crate) use plan::check_derived;
-use plan::{describe, plan_params};
+use plan::{GroupPlan, describe, plan_params};
 pub use pool::GatherPool;
-use pool::{Geometry, Lease};
 use reshard::Parts;
 pub use reshard::Reshard;
 pub use scratch::{Scratch, Scratches};
+use state::{GatherState, StartedGather};
 pub(crate) use steps::LocalWork;
 pub use steps::{MemoryStep, PoolBuffer, is_rearranged, memory_steps, piece_ranges, pool_buffers};
 pub use tiles::tall_to_matrix;
@@ -73,33 +74,36 @@ type Full<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;
 #[derive(Debug)]
 pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     /// Dropped first: libraries wait for graphs of their collectives before a communicator ends.
-    views: Vec<Views<B, R>>,
-    packed: Option<ByKind<Option<Packed<B>>>>,
+    reused: Reused<B, R>,
     backend: B,
     comm: Arc<dyn Communicator<B>>,
     pool: Arc<GatherPool<B>>,
     params: Vec<ShardedTensor<B, R>>,
-    plans: Arc<[ParamPlans]>,
-    geometry: Arc<Geometry<B>>,
-    padding: ByKind<Padding>,
-    /// The same on every rank: groups are made in the same order.
-    number: u64,
-    policy: ReshardAfterForward,
+    plan: GroupPlan<B>,
+    /// Of [`Reshard::Group`].
     parts: Option<Parts<B>>,
-    lease: Option<Lease<B>>,
-    held: Option<Phase>,
-    /// A gather that the group's stream does not follow yet, and the point after it.
-    started: Option<(Phase, B::Event)>,
-    /// The same of what backward needs beside what forward gathers or has gathered.
-    rest: Option<B::Event>,
-    /// The versions of the shards that the held tensors were gathered from.
-    gathered: Vec<u64>,
-    /// Whether the ranks have compared that they all make it.
-    compared: ByKind<bool>,
+    state: GatherState<B>,
     watch: Option<GatherWatch<B>>,
-    /// Bytes that this rank sent so far, as the communicators counted them.
-    sent: u64,
-    /// Collectives so far.
+    counts: Counts,
+}
+
+/// What the first gathers make and later ones use again.
+#[derive(Debug)]
+struct Reused<B: Backend, R: Recipe> {
+    /// One for each destination set that the group had.
+    views: Vec<Views<B, R>>,
+    /// This rank's messages; `None` before the first gather.
+    packed: Option<ByKind<Option<Packed<B>>>>,
+    /// Whether the ranks have compared that they all make the gather.
+    compared: ByKind<bool>,
+}
+
+/// What a group has gathered so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    /// Bytes that this rank sent, as the communicators counted them.
+    sent_bytes: u64,
+    /// Collectives.
     gathers: u64,
 }
 
@@ -119,8 +123,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         params: Vec<ShardedTensor<B, R>>,
         reshard: impl Into<Reshard<B>>,
     ) -> Result<Self, ShardError> {
-        let (group, plan) = Self::uncompared(backend, comm, pool, params, reshard)?;
-        group.comm.control().all_equal(GATHER_PLAN, &plan)?;
+        let (group, text) = Self::uncompared(backend, comm, pool, params, reshard)?;
+        group.comm.control().all_equal(GATHER_PLAN, &text)?;
         Ok(group)
     }
 
@@ -143,39 +147,26 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         or_abort(&*comm, ordered(backend, &*comm, || Ok(())))?;
         let parts = Parts::new(&reshard, pool, &plans, comm.backend());
         let parts = or_abort(&*comm, parts)?;
-        let plan = describe(&params, &plans, policy, pool.large);
-        let plans: Arc<[ParamPlans]> = plans.into();
-        let group = parts.as_ref().map_or(&comm, |parts| &parts.group);
-        let comms = [&comm, &comm, group, &comm];
-        let geometry = pool.geometry(&plans, comms);
-        let ranks = comms.map(|comm| comm.rank());
-        let padding = Padding::new(&plans, ranks, comm.world_size(), pool.large);
-        let number = pool.next_group();
-        let gathered = vec![0; params.len()];
+        let text = describe(&params, &plans, policy, pool.large);
+        let among = parts.as_ref().map_or(&comm, |parts| &parts.group);
+        let comms = [&comm, &comm, among, &comm];
         let group = Self {
-            views: Vec::new(),
-            packed: None,
+            reused: Reused {
+                views: Vec::new(),
+                packed: None,
+                compared: ByKind::default(),
+            },
+            plan: GroupPlan::new(plans.into(), policy, pool, comms),
+            state: GatherState::new(params.len()),
             backend: backend.clone(),
             comm,
             pool: Arc::clone(pool),
             params,
-            plans,
-            geometry,
-            padding,
-            number,
-            policy,
             parts,
-            lease: None,
-            held: None,
-            started: None,
-            rest: None,
-            gathered,
-            compared: [false; GatherKind::ALL.len()],
             watch: None,
-            sent: 0,
-            gathers: 0,
+            counts: Counts::default(),
         };
-        Ok((group, plan))
+        Ok((group, text))
     }
 
     /// Has `watch` called for every gather from now on; one for backward that builds on that for forward is two. For those that a capture
@@ -192,7 +183,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// Shards without the usage that the phase needs, a gather in a capture that makes plans or memory
     /// ([`ShardError::FirstInCapture`]), a backend failure, or a failure of another rank.
     pub fn unshard(&mut self, phase: Phase) -> Result<(), ShardError> {
-        if self.held == Some(phase) && !self.is_stale() {
+        if self.state.held == Some(phase) && !self.is_stale() {
             return Ok(());
         }
         let done = self.try_unshard(phase);
@@ -209,14 +200,15 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// # Errors
     /// As [`GatherGroup::unshard`].
     pub fn prefetch(&mut self, phase: Phase) -> Result<(), ShardError> {
-        let started = self.started.as_ref().map(|(started, _)| *started);
-        let there = self.held.or(started).filter(|_| !self.is_stale());
+        let there = self.state.phase().filter(|_| !self.is_stale());
         let done = match (there, phase) {
-            (Some(Phase::Forward), Phase::Backward) if self.has_rest() && self.rest.is_none() => {
+            (Some(Phase::Forward), Phase::Backward)
+                if self.plan.has_rest() && self.state.rest.is_none() =>
+            {
                 self.start_rest()
             }
             (Some(Phase::Forward), Phase::Backward) => Ok(()),
-            (Some(there), _) if there == phase || self.held.is_some() => Ok(()),
+            (Some(there), _) if there == phase || self.state.held.is_some() => Ok(()),
             _ => self.start(phase),
         };
         or_abort(&*self.comm, done)
@@ -224,21 +216,21 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
 
     /// Whether a parameter was written since it was gathered, or since its gather began.
     fn is_stale(&self) -> bool {
-        let mut versions = self.params.iter().zip(&self.gathered);
         let parts = self.parts.as_ref().is_some_and(|parts| parts.filled);
-        let any = self.held.is_some() || self.started.is_some() || parts;
-        any && versions.any(|(tensor, &gathered)| tensor.version() != gathered)
+        let any = self.state.phase().is_some() || parts;
+        any && self
+            .state
+            .writes_since(&self.params)
+            .any(|writes| writes > 0)
     }
 
     /// Compares over the ranks what is stale. A rank that would gather alone, while the others use
     /// what they hold, fails here instead of gathering into another group's call.
     fn agree_on_stale(&self) -> Result<(), ShardError> {
-        let versions = self.params.iter().zip(&self.gathered);
-        let written = versions.map(|(tensor, &gathered)| tensor.version() - gathered);
         let text = format!(
             "group {}: casts since the gather, by parameter: {:?}",
-            self.number,
-            written.collect::<Vec<_>>()
+            self.plan.number,
+            self.state.writes_since(&self.params).collect::<Vec<_>>()
         );
         let control = self.comm.control();
         Ok(control.all_equal("which gathered tensors are stale", &text)?)
@@ -247,31 +239,74 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     fn try_unshard(&mut self, phase: Phase) -> Result<(), ShardError> {
         if phase == Phase::Backward
             && !self.is_stale()
-            && let Some(rest) = self.rest.take()
+            && let Some(rest) = self.state.rest.take()
         {
             // The gather of the rest comes after that for forward.
-            self.started = None;
+            self.state.started = None;
             self.backend.wait(&rest)?;
-            self.held = Some(phase);
+            self.state.held = Some(phase);
             return Ok(());
         }
-        let on_its_way = self
-            .started
-            .as_ref()
-            .is_some_and(|(started, _)| *started == phase);
-        if !on_its_way || self.is_stale() {
+        if self.state.started_phase() != Some(phase) || self.is_stale() {
             self.start(phase)?;
         }
-        if let Some((_, arrived)) = self.started.take() {
-            self.backend.wait(&arrived)?;
+        if let Some(started) = self.state.started.take() {
+            self.backend.wait(&started.arrived)?;
         }
-        self.held = Some(phase);
+        self.state.held = Some(phase);
         Ok(())
     }
 
     /// Starts the gather for `phase` on the communicator's stream.
     fn start(&mut self, phase: Phase) -> Result<(), ShardError> {
-        for (param, (plans, tensor)) in self.plans.iter().zip(&self.params).enumerate() {
+        self.check_phase(phase)?;
+        // The backward plan of a group that keeps its tensors builds on the forward one.
+        let builds = phase == Phase::Backward && self.plan.keeps();
+        let held = self.state.phase();
+        let mut forward_held = builds && held == Some(Phase::Forward);
+        let filled = |parts: &Parts<B>| phase == Phase::Backward && parts.filled;
+        let mut from_parts = self.parts.as_ref().is_some_and(filled);
+        // Only where another rank might go on with what it holds.
+        let has_rest = self.state.rest.is_some();
+        if (forward_held || from_parts || has_rest || held == Some(phase)) && self.is_stale() {
+            self.agree_on_stale()?;
+            (forward_held, from_parts) = (false, false);
+        }
+        self.state.held = None;
+        // One that was started and is not used after all writes where this one does.
+        self.state.follow(&self.backend)?;
+        if let Some(parts) = &mut self.parts {
+            parts.filled = from_parts;
+        }
+        self.state.note_versions(&self.params);
+        let kind = if from_parts {
+            GatherKind::Parts
+        } else {
+            phase.into()
+        };
+        if self.state.lease.is_none() {
+            let stream = self.comm_of(kind).backend().clone();
+            let lease = self
+                .pool
+                .lease(&self.plan.geometry, [&self.backend, &stream]);
+            let planned = lease.and_then(|lease| {
+                self.plan_messages(&lease)?;
+                Ok(lease)
+            });
+            let first_in_capture = |error| self.plan.first_in_capture(error, phase);
+            self.state.lease = Some(planned.map_err(first_in_capture)?);
+        }
+        let arrived = self.gather_after(kind, builds && !forward_held)?;
+        if let (Some(parts), Phase::Forward) = (&mut self.parts, phase) {
+            parts.filled = true;
+        }
+        self.state.started = Some(StartedGather { phase, arrived });
+        Ok(())
+    }
+
+    /// Checks that the shards of all parameters can serve `phase`.
+    fn check_phase(&self, phase: Phase) -> Result<(), ShardError> {
+        for (param, (plans, tensor)) in self.plan.params.iter().zip(&self.params).enumerate() {
             if plans.plan(phase).is_none() {
                 let (shape, usage) = (tensor.spec().full(), tensor.spec().usage());
                 return Err(ShardError::MissingPhase {
@@ -282,59 +317,12 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
                 });
             }
         }
-        // The backward plan of a group that keeps its tensors builds on the forward one.
-        let builds = phase == Phase::Backward && self.keeps();
-        let held = self.held.or(self.started.as_ref().map(|(phase, _)| *phase));
-        let mut forward_held = builds && held == Some(Phase::Forward);
-        let filled = |parts: &Parts<B>| phase == Phase::Backward && parts.filled;
-        let mut from_parts = self.parts.as_ref().is_some_and(filled);
-        // Only where another rank might go on with what it holds.
-        let has_rest = self.rest.is_some();
-        if (forward_held || from_parts || has_rest || held == Some(phase)) && self.is_stale() {
-            self.agree_on_stale()?;
-            (forward_held, from_parts) = (false, false);
-        }
-        self.held = None;
-        // One that was started and is not used after all writes where this one does.
-        self.follow_started()?;
-        if let Some(parts) = &mut self.parts {
-            parts.filled = from_parts;
-        }
-        for (gathered, tensor) in self.gathered.iter_mut().zip(&self.params) {
-            *gathered = tensor.version();
-        }
-        let kind = if from_parts {
-            GatherKind::Parts
-        } else {
-            phase.into()
-        };
-        let stream = self.comm_of(kind).backend().clone();
-        if self.lease.is_none() {
-            let lease = self.pool.lease(&self.geometry, [&self.backend, &stream]);
-            let planned = lease.and_then(|lease| {
-                self.plan_messages(&lease)?;
-                Ok(lease)
-            });
-            self.lease = Some(planned.map_err(|error| self.first_in_capture(error, phase))?);
-        }
-        let arrived = self.gather_after(kind, builds && !forward_held)?;
-        if let (Some(parts), Phase::Forward) = (&mut self.parts, phase) {
-            parts.filled = true;
-        }
-        self.started = Some((phase, arrived));
         Ok(())
-    }
-
-    /// Whether backward can build on what forward gathered just before.
-    fn has_rest(&self) -> bool {
-        let mut plans = self.plans.iter();
-        self.policy == ReshardAfterForward::Yes
-            && plans.all(|plans| plans.plan(GatherKind::Rest).is_some())
     }
 
     /// Starts the gather of what backward needs beside what forward gathers, into the same memory.
     fn start_rest(&mut self) -> Result<(), ShardError> {
-        self.rest = Some(self.gather_after(GatherKind::Rest, false)?);
+        self.state.rest = Some(self.gather_after(GatherKind::Rest, false)?);
         Ok(())
     }
 
@@ -359,31 +347,6 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         Ok(arrived)
     }
 
-    /// Has the group's stream follow gathers that nobody used.
-    fn follow_started(&mut self) -> Result<(), KernelError> {
-        let started = self.started.take().map(|(_, started)| started);
-        let events = [started, self.rest.take()].into_iter().flatten();
-        let waited = events.map(|event| self.backend.wait(&event));
-        waited.fold(Ok(()), Result::and)
-    }
-
-    /// The error of what a gather does once, with what to do before a capture.
-    fn first_in_capture(&self, error: ShardError, phase: Phase) -> ShardError {
-        match error {
-            ShardError::Kernel(KernelError::InCapture { what }) => ShardError::FirstInCapture {
-                group: self.number,
-                phase,
-                what,
-            },
-            error => error,
-        }
-    }
-
-    /// Whether what forward gathered is still there in backward.
-    fn keeps(&self) -> bool {
-        self.policy == ReshardAfterForward::No
-    }
-
     /// The full tensor of parameter `param`, with the buffers of the phase that was unsharded.
     ///
     /// # Errors
@@ -393,13 +356,14 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         if param >= len {
             return Err(ShardError::NoSuchParam { param, len });
         }
-        let (Some(phase), Some(lease)) = (self.held, &self.lease) else {
+        let (Some(phase), Some(lease)) = (self.state.held, &self.state.lease) else {
             return Err(ShardError::NotGathered { param });
         };
-        if self.params[param].version() != self.gathered[param] {
+        if self.params[param].version() != self.state.versions[param] {
             return Err(ShardError::Stale { param });
         }
-        self.views
+        self.reused
+            .views
             .iter()
             .find(|views| views.set == lease.set.id)
             .and_then(|views| views.phases[phase as usize][param].as_ref())
@@ -409,11 +373,13 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// Says that the phase is over: frees the full tensors, unless forward ends and the policy is
     /// to keep them or a part of them, or backward builds on them ([`GatherGroup::prefetch`]). Not collective.
     pub fn reshard(&mut self) {
-        match (self.policy, self.held) {
+        match (self.plan.policy, self.state.held) {
             (ReshardAfterForward::No, Some(Phase::Forward)) => {}
-            (_, Some(Phase::Forward)) if self.rest.is_some() => {}
+            (_, Some(Phase::Forward)) if self.state.rest.is_some() => {}
             // The parts are for backward.
-            (ReshardAfterForward::Group(_), Some(Phase::Forward)) => self.free(),
+            (ReshardAfterForward::Group(_), Some(Phase::Forward)) => {
+                self.state.free(&self.backend);
+            }
             _ => self.release(),
         }
     }
@@ -424,67 +390,58 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         if let Some(parts) = &mut self.parts {
             parts.filled = false;
         }
-        self.free();
+        self.state.free(&self.backend);
     }
 
-    fn free(&mut self) {
-        self.held = None;
-        // What a gather that nobody used writes is lent to others next.
-        let ordered = self.follow_started();
-        match (self.lease.take(), ordered) {
-            // A device that cannot wait does not get the memory again.
-            (Some(lease), Err(_)) => std::mem::forget(lease),
-            (lease, _) => drop(lease),
-        }
-    }
-
-    /// The number of the pool's buffers that hold the full tensors: plans over them can be kept by
+    /// The number of the pool's buffers that hold the full tensors, `None` while it holds none: plans over them can be kept by
     /// it and the phase.
     pub fn set(&self) -> Option<u64> {
-        self.lease.as_ref().map(|lease| lease.set.id)
+        self.state.lease.as_ref().map(|lease| lease.set.id)
     }
 
-    /// The phase whose tensors are ready.
+    /// The phase whose tensors are ready; `None` before `unshard` and after tensors were freed.
     pub fn held(&self) -> Option<Phase> {
-        self.held
+        self.state.held
     }
 
-    /// This rank's shards.
+    /// This rank's shards, in the order in which they were given: their places are the numbers of parameters.
     pub fn params(&self) -> &[ShardedTensor<B, R>] {
         &self.params
     }
 
-    /// The group's communicator.
+    /// The communicator that the group was made with: the ranks that share out the parameters.
     pub fn comm(&self) -> &Arc<dyn Communicator<B>> {
         &self.comm
     }
 
     /// The plan of one parameter and phase, if the shards can serve the phase.
     pub fn plan(&self, param: usize, phase: Phase) -> Option<&GatherPlan> {
-        self.plans.get(param)?.plan(phase)
+        self.plan.params.get(param)?.plan(phase)
     }
 
     /// What becomes of the weights after forward.
     pub fn reshard_after_forward(&self) -> ReshardAfterForward {
-        self.policy
+        self.plan.policy
     }
 
     /// What the group sends and holds.
     pub fn account(&self) -> GatherAccount {
-        let params = self.params.iter().zip(self.plans.iter());
+        let params = self.params.iter().zip(self.plan.params.iter());
         GatherAccount {
             params: params
                 .map(|(tensor, plans)| {
                     let group = self.parts.as_ref().map(|parts| &*parts.group);
-                    ParamAccount::new(tensor, plans, &*self.comm, group, self.keeps())
+                    ParamAccount::new(tensor, plans, &*self.comm, group, self.plan.keeps())
                 })
                 .collect(),
             padding: Padding::of_step(
-                &self.padding,
-                [self.parts.is_some(), self.keeps(), self.has_rest()],
+                &self.plan.padding,
+                self.parts.is_some(),
+                self.plan.keeps(),
+                self.plan.has_rest(),
             ),
-            counted_sent_bytes: self.sent,
-            gathers: self.gathers,
+            counted_sent_bytes: self.counts.sent_bytes,
+            gathers: self.counts.gathers,
         }
     }
 }

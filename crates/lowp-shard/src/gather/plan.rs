@@ -1,13 +1,73 @@
-//! The plans of a group: which steps each parameter takes in each phase, and what ranks compare of them.
+//! [`GroupPlan`]: the plans of a group, which steps each parameter takes in each phase, and what ranks compare of them.
+
+use std::sync::Arc;
 
 use lowp_format::{
     BufferSpec, GatherPlan, GatherStep, Phase, PhasePlans, Recipe, ReshardAfterForward, Usage,
 };
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, KernelError};
 
-use super::kind::ParamPlans;
+use super::kind::{ByKind, GatherKind, ParamPlans};
+use super::pool::Geometry;
+use super::{GatherPool, Padding};
 use crate::{ShardError, ShardedTensor};
 use lowp_comm::{CommError, Communicator};
+
+/// What a group decides once.
+#[derive(Debug)]
+pub(super) struct GroupPlan<B: Backend> {
+    /// The same on every rank: groups are made in the same order.
+    pub(super) number: u64,
+    pub(super) policy: ReshardAfterForward,
+    /// The plans of each parameter.
+    pub(super) params: Arc<[ParamPlans]>,
+    pub(super) geometry: Arc<Geometry<B>>,
+    pub(super) padding: ByKind<Padding>,
+}
+
+impl<B: Backend> GroupPlan<B> {
+    /// The plan of a new group with memory of `pool`; `comms` make its gathers, by kind.
+    pub(super) fn new(
+        params: Arc<[ParamPlans]>,
+        policy: ReshardAfterForward,
+        pool: &GatherPool<B>,
+        comms: ByKind<&Arc<dyn Communicator<B>>>,
+    ) -> Self {
+        let ranks = comms.map(|comm| comm.rank());
+        let world = comms[GatherKind::Forward as usize].world_size();
+        Self {
+            number: pool.next_group(),
+            policy,
+            geometry: pool.geometry(&params, comms),
+            padding: Padding::new(&params, ranks, world, pool.large),
+            params,
+        }
+    }
+
+    /// Whether what forward gathered is still there in backward.
+    pub(super) fn keeps(&self) -> bool {
+        self.policy == ReshardAfterForward::No
+    }
+
+    /// Whether backward can build on what forward gathered just before.
+    pub(super) fn has_rest(&self) -> bool {
+        let mut params = self.params.iter();
+        self.policy == ReshardAfterForward::Yes
+            && params.all(|plans| plans.plan(GatherKind::Rest).is_some())
+    }
+
+    /// The error of what a gather does once, with what to do before a capture.
+    pub(super) fn first_in_capture(&self, error: ShardError, phase: Phase) -> ShardError {
+        match error {
+            ShardError::Kernel(KernelError::InCapture { what }) => ShardError::FirstInCapture {
+                group: self.number,
+                phase,
+                what,
+            },
+            error => error,
+        }
+    }
+}
 
 /// The plans of all parameters.
 pub(super) fn plan_params<B: Backend, R: Recipe>(

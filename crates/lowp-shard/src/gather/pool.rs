@@ -8,8 +8,7 @@ use lowp_format::BufferKey;
 use lowp_kernels::{Backend, FloatDtype};
 
 use super::calls::GatherCalls;
-use super::exchange::Exchange;
-use super::kind::{ByKind, GatherKind, KINDS, ParamPlans, exchange, label};
+use super::kind::{ByKind, GatherKind, KINDS, KindExchange, ParamPlans, label};
 use super::lending::Lending;
 use super::messages::MessageMemory;
 use super::meter::{Meter, Metered};
@@ -63,7 +62,7 @@ impl<B: Backend> DestinationSet<B> {
     }
 
     pub(super) fn buffer(&self, param: usize, key: BufferKey) -> Option<&B::Buffer<u8>> {
-        named::<B>(&self.buffers[param], (key, false))
+        named::<B>(&self.buffers[param], key, false)
     }
 }
 
@@ -71,9 +70,13 @@ impl<B: Backend> DestinationSet<B> {
 type NamedBuffers<B> = Vec<(PoolBuffer, <B as Backend>::Buffer<u8>)>;
 
 /// The full buffer of a key, or where its pieces arrive.
-fn named<B: Backend>(buffers: &NamedBuffers<B>, name: (BufferKey, bool)) -> Option<&B::Buffer<u8>> {
+fn named<B: Backend>(
+    buffers: &NamedBuffers<B>,
+    key: BufferKey,
+    arrivals: bool,
+) -> Option<&B::Buffer<u8>> {
     let mut buffers = buffers.iter();
-    let found = buffers.find(|(known, _)| (known.key, known.arrivals) == name);
+    let found = buffers.find(|(known, _)| (known.key, known.arrivals) == (key, arrivals));
     found.map(|(_, buffer)| buffer)
 }
 
@@ -192,14 +195,13 @@ impl<B: Backend> GatherPool<B> {
 
     /// Scratch of `len` values for who asks, shared with all who ask for as many of the dtype.
     pub fn scratches(&self, dtype: FloatDtype, len: usize) -> Arc<Scratches<B>> {
-        let kind = (dtype, len);
         let scratches = &mut self.lock().scratches;
         scratches.retain(|known| known.strong_count() > 0);
         let mut known = scratches.iter().filter_map(Weak::upgrade);
-        if let Some(found) = known.find(|known| known.kind == kind) {
+        if let Some(found) = known.find(|known| (known.dtype, known.len) == (dtype, len)) {
             return found;
         }
-        let new = Arc::new(Scratches::new(&self.backend, &self.meter, kind));
+        let new = Arc::new(Scratches::new(&self.backend, &self.meter, dtype, len));
         scratches.push(Arc::downgrade(&new));
         new
     }
@@ -220,7 +222,8 @@ impl<B: Backend> GatherPool<B> {
         plans: &Arc<[ParamPlans]>,
         comms: ByKind<&Arc<dyn Communicator<B>>>,
     ) -> Arc<Geometry<B>> {
-        let bytes = GatherKind::ALL.map(|kind| exchange(plans, kind, self.large).1.message_bytes());
+        let bytes =
+            GatherKind::ALL.map(|kind| KindExchange::new(plans, kind, self.large).message_bytes());
         let Inner {
             geometries,
             messages,
@@ -286,17 +289,15 @@ impl<B: Backend> GatherPool<B> {
 
     fn make(&self, geometry: &Geometry<B>) -> Result<DestinationSet<B>, ShardError> {
         let plans = &*geometry.plans;
-        let exchanges = GatherKind::ALL.map(|kind| exchange(plans, kind, self.large));
+        let exchanges = GatherKind::ALL.map(|kind| KindExchange::new(plans, kind, self.large));
         let mut metered = self.metered();
         let mut alloc = |name: PoolBuffer| -> Result<_, ShardError> {
             Ok((name, metered.alloc(&self.backend, name.bytes)?))
         };
         let mut of_param = |param: usize| -> Result<NamedBuffers<B>, ShardError> {
-            let steps = exchanges.iter().flat_map(|(params, exchange)| {
-                let of_param = params.iter().zip(&exchange.steps);
-                let of_param = of_param.filter(move |(number, _)| **number == param);
-                of_param.flat_map(|(_, steps)| steps)
-            });
+            let of_param = exchanges.iter().flat_map(KindExchange::steps);
+            let of_param = of_param.filter(|(number, _)| *number == param);
+            let steps = of_param.flat_map(|(_, steps)| steps);
             pool_buffers(steps).into_iter().map(&mut alloc).collect()
         };
         let buffers = (0..plans.len())
@@ -316,16 +317,16 @@ impl<B: Backend> GatherPool<B> {
 
     fn work(
         &self,
-        (params, exchange): &(Vec<usize>, Exchange<'_>),
+        of_kind: &KindExchange<'_>,
         buffers: &[NamedBuffers<B>],
         memory: Option<&MessageMemory<B>>,
     ) -> Result<GatherWork<B>, ShardError> {
         let memory = memory.map(|memory| memory.buffer(self)).transpose()?;
         let (mut moves, mut local) = (Vec::new(), LocalWork::new());
-        let mut starts = exchange.starts();
-        for (&param, steps) in params.iter().zip(&exchange.steps) {
+        let mut starts = of_kind.exchange.starts();
+        for (param, steps) in of_kind.steps() {
             let at = |PoolBuffer { key, arrivals, .. }| {
-                let found = named::<B>(&buffers[param], (key, arrivals)).cloned();
+                let found = named::<B>(&buffers[param], key, arrivals).cloned();
                 found.ok_or(ShardError::NotGathered { param })
             };
             for step in steps {
@@ -343,7 +344,7 @@ impl<B: Backend> GatherPool<B> {
                 if let (MemoryStep::Unpack { outer, .. }, Some(messages), Some(starts)) =
                     (step, &memory, &packed)
                 {
-                    local.unpack(messages, starts, (*outer, pieces), at(*to)?);
+                    local.unpack(messages, starts, *outer, pieces, at(*to)?);
                 }
                 moves.push(Move {
                     param,
@@ -355,7 +356,7 @@ impl<B: Backend> GatherPool<B> {
             }
         }
         let local = local.plan(&self.backend)?;
-        let ranges = exchange.messages.clone();
+        let ranges = of_kind.exchange.messages.clone();
         let messages = memory.map(|buffer| Messages { buffer, ranges });
         Ok(GatherWork {
             moves,

@@ -14,7 +14,9 @@ use crate::ShardError;
 pub struct Scratches<B: Backend> {
     backend: B,
     meter: Arc<Meter>,
-    pub(super) kind: (FloatDtype, usize),
+    pub(super) dtype: FloatDtype,
+    /// Values of each buffer.
+    pub(super) len: usize,
     free: Lending<B, Memory<B>>,
 }
 
@@ -48,11 +50,12 @@ impl<B: Backend> Scratch<B> {
 }
 
 impl<B: Backend> Scratches<B> {
-    pub(super) fn new(backend: &B, meter: &Arc<Meter>, kind: (FloatDtype, usize)) -> Self {
+    pub(super) fn new(backend: &B, meter: &Arc<Meter>, dtype: FloatDtype, len: usize) -> Self {
         Self {
             backend: backend.clone(),
             meter: Arc::clone(meter),
-            kind,
+            dtype,
+            len,
             free: Lending::new(),
         }
     }
@@ -74,7 +77,7 @@ impl<B: Backend> Scratches<B> {
         static MADE: AtomicU64 = AtomicU64::new(1);
         let mut metered = Metered::new(&self.meter);
         Ok(Memory {
-            values: metered.alloc_values(&self.backend, self.kind)?,
+            values: metered.alloc_values(&self.backend, self.dtype, self.len)?,
             id: MADE.fetch_add(1, Ordering::Relaxed),
             _metered: metered,
         })

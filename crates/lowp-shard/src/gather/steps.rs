@@ -263,7 +263,8 @@ impl<B: Backend> LocalWork<B> {
         &mut self,
         messages: &B::Buffer<u8>,
         starts: &[usize],
-        (outer, lens): (usize, &[usize]),
+        outer: usize,
+        lens: &[usize],
         to: B::Buffer<u8>,
     ) {
         let even = |values: &[usize]| values.windows(2).all(|pair| pair[0] == pair[1]);

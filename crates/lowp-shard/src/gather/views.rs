@@ -22,8 +22,15 @@ pub(super) struct Views<B: Backend, R: Recipe> {
 pub(super) struct Repeated<B: Backend> {
     /// Whether it ran: before that ranks are not connected, and memory is not there.
     pub(super) ran: bool,
-    /// The graph, and what each launch sends.
-    pub(super) graph: Option<(B::Graph, Traffic)>,
+    pub(super) captured: Option<CapturedGather<B>>,
+}
+
+/// A gather as a graph.
+#[derive(Debug)]
+pub(super) struct CapturedGather<B: Backend> {
+    pub(super) graph: B::Graph,
+    /// What each launch sends.
+    pub(super) sent: Traffic,
 }
 
 /// This rank's message.
@@ -38,7 +45,7 @@ impl<B: Backend> Default for Repeated<B> {
     fn default() -> Self {
         Self {
             ran: false,
-            graph: None,
+            captured: None,
         }
     }
 }
@@ -47,18 +54,18 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// The place of the views of the leased set, which are made if they are not there.
     pub(super) fn views_of(&mut self, lease: &Lease<B>) -> Result<usize, ShardError> {
         let id = lease.set.id;
-        if let Some(found) = self.views.iter().position(|views| views.set == id) {
+        if let Some(found) = self.reused.views.iter().position(|views| views.set == id) {
             return Ok(found);
         }
         let views = self.make_views(lease)?;
-        self.views.push(views);
-        Ok(self.views.len() - 1)
+        self.reused.views.push(views);
+        Ok(self.reused.views.len() - 1)
     }
 
     fn make_views(&self, lease: &Lease<B>) -> Result<Views<B, R>, ShardError> {
         let mut phases = [Vec::new(), Vec::new()];
         for phase in Phase::ALL {
-            for (param, plans) in self.plans.iter().enumerate() {
+            for (param, plans) in self.plan.params.iter().enumerate() {
                 let view = match plans.plan(phase) {
                     Some(plan) => Some(self.make_view(lease, param, plan, phase)?),
                     None => None,
@@ -76,10 +83,10 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// Plans what fills this rank's messages of every kind, the first time. All sets have one memory of messages: a capture may gather
     /// into a set that the group did not have before.
     pub(super) fn plan_messages(&mut self, lease: &Lease<B>) -> Result<(), ShardError> {
-        if self.packed.is_none() {
+        if self.reused.packed.is_none() {
             let [forward, backward, parts, rest] =
                 GatherKind::ALL.map(|kind| self.plan_message(lease, kind));
-            self.packed = Some([forward?, backward?, parts?, rest?]);
+            self.reused.packed = Some([forward?, backward?, parts?, rest?]);
         }
         Ok(())
     }
@@ -126,8 +133,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     ) -> Result<Full<B, R>, ShardError> {
         let tensor = &self.params[param];
         let mut specs: Vec<_> = Vec::new();
-        if phase == Phase::Backward && self.keeps() {
-            let forward = self.plans[param].plan(Phase::Forward);
+        if phase == Phase::Backward && self.plan.keeps() {
+            let forward = self.plan.params[param].plan(Phase::Forward);
             specs.extend(forward.into_iter().flat_map(GatherPlan::kept).copied());
         }
         for spec in plan.kept() {

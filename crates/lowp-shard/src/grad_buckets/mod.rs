@@ -22,7 +22,7 @@ pub use param::GradParam;
 use param::{GradState, Param, describe};
 pub use reducers::GRAD_REDUCERS;
 use reducers::Reducers;
-pub use slabs::{GradLen, grad_bucket_ranges, grad_slabs};
+pub use slabs::{GradLen, GradSlabs, grad_bucket_ranges, grad_slabs};
 use slabs::{Slab, Slabs};
 
 /// Full gradients of a rank, in buckets. A bucket is reduced and scattered over the shard group as soon as backward has given
@@ -177,7 +177,7 @@ impl<B: Backend> GradBuckets<B> {
             reduction: Reduction::default(),
             reducers: or_abort(shard, Reducers::new(&mesh.shard))?,
             last_of_replicas: None,
-            slabs: Slabs::new(backend, options.dtype, (&lens, most), at_once),
+            slabs: Slabs::new(backend, options.dtype, &lens, most, at_once),
             backend: backend.clone(),
             mesh: mesh.clone(),
             wire: options.wire,
@@ -190,7 +190,7 @@ impl<B: Backend> GradBuckets<B> {
         })
     }
 
-    /// Number of buckets.
+    /// Number of buckets, each of which is reduced by one collective.
     pub fn len(&self) -> usize {
         self.buckets.len()
     }
@@ -409,18 +409,18 @@ impl<B: Backend> GradBuckets<B> {
                 name: name.map_or_else(String::new, |p| p.given.name.clone()),
             });
         }
-        let mut sent = Vec::new();
+        let mut items = Vec::new();
+        // Parameters, and how many contributions of each are sent.
+        let mut sent: Vec<(usize, usize)> = Vec::new();
         for (at, param) in params.clone().zip(&self.params[params.clone()]) {
             if let (Some(kept), 1..) = (&bucket.kept, param.kept) {
-                sent.push((at, (0, kept.values()), param.kept));
+                items.push(param.item(0, kept.values()));
+                sent.push((at, param.kept));
             } else if let (Some(slab), GradState::Pushed) = (&bucket.slab, param.state) {
-                sent.push((at, (1, &slab.values), 1));
+                items.push(param.item(1, &slab.values));
+                sent.push((at, 1));
             }
         }
-        let items = sent
-            .iter()
-            .map(|&(at, memory, _)| self.params[at].item(memory));
-        let items: Vec<_> = items.collect();
         // What is kept travels as what it was made of.
         let wire = match self.slabs.dtype() {
             FloatDtype::F32 => self.wire,
@@ -429,8 +429,6 @@ impl<B: Backend> GradBuckets<B> {
         let after = self.backend.record()?;
         let batch = Collective::ReduceScatter(&items, wire);
         let started = self.reducers.start(number, &after, batch)?;
-        let sent = sent.into_iter().map(|(at, _, times)| (at, times));
-        let sent: Vec<_> = sent.collect();
         for (at, contributions) in sent {
             let param = &mut self.params[at];
             param.arrived += contributions;

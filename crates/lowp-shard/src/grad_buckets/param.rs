@@ -58,11 +58,8 @@ impl<B: Backend> Param<B> {
         }
     }
 
-    /// How its full gradient is sent, which is in the memory `bucket`, of this number.
-    pub(super) fn item<'a>(
-        &'a self,
-        (memory, bucket): (usize, &'a Source<B>),
-    ) -> ReduceItem<'a, B> {
+    /// How its full gradient is sent, which is in `bucket`, the memory of number `memory`.
+    pub(super) fn item<'a>(&'a self, memory: usize, bucket: &'a Source<B>) -> ReduceItem<'a, B> {
         ReduceItem {
             grad: bucket,
             memory,

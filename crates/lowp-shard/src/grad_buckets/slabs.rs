@@ -61,10 +61,19 @@ pub fn grad_bucket_ranges(grads: &[GradLen], most: usize) -> Vec<Range<usize>> {
     buckets
 }
 
-/// The memory that buckets of `lens` elements use one after the other: lengths, and slabs of each. Those up to `limit` have slabs of one length, of
+/// Slabs of one length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GradSlabs {
+    /// Elements of each.
+    pub len: usize,
+    /// How many there are.
+    pub count: usize,
+}
+
+/// The memory that buckets of `lens` elements use one after the other, by length. Those up to `limit` have slabs of one length, of
 /// which there are `at_once`, or as many as there are buckets. Of a larger length there are as many as buckets of it that follow each
 /// other with fewer elements between them: where as much is written between two, as between a head and an embedding, the first one was sent.
-pub fn grad_slabs(lens: &[usize], limit: usize, at_once: usize) -> Vec<(usize, usize)> {
+pub fn grad_slabs(lens: &[usize], limit: usize, at_once: usize) -> Vec<GradSlabs> {
     struct Length {
         len: usize,
         slabs: usize,
@@ -94,7 +103,11 @@ pub fn grad_slabs(lens: &[usize], limit: usize, at_once: usize) -> Vec<(usize, u
         }
         begin = end;
     }
-    known.iter().map(|known| (known.len, known.slabs)).collect()
+    let slabs = known.iter().map(|known| GradSlabs {
+        len: known.len,
+        count: known.slabs,
+    });
+    slabs.collect()
 }
 
 /// The longest bucket within the limit.
@@ -119,7 +132,7 @@ pub(super) struct Slabs<B: Backend> {
     common: usize,
     /// Slabs of each length, unless more are written at once: before another one is made, the oldest that was sent is taken
     /// again.
-    enough: Vec<(usize, usize)>,
+    enough: Vec<GradSlabs>,
     /// Those that no bucket has, the oldest first, with what still reads them.
     free: VecDeque<(Slab<B>, Option<Started<B>>)>,
     /// Lengths of all slabs.
@@ -131,7 +144,8 @@ impl<B: Backend> Slabs<B> {
     pub(super) fn new(
         backend: &B,
         dtype: FloatDtype,
-        (lens, limit): (&[usize], usize),
+        lens: &[usize],
+        limit: usize,
         at_once: usize,
     ) -> Self {
         Self {
@@ -148,8 +162,8 @@ impl<B: Backend> Slabs<B> {
     pub(super) fn take(&mut self, len: usize) -> Result<Slab<B>, ShardError> {
         let len = len.max(self.common);
         let made = self.made.iter().filter(|made| **made == len).count();
-        let of_len = self.enough.iter().find(|(known, _)| *known == len);
-        let enough = of_len.is_none_or(|(_, enough)| made >= *enough);
+        let of_len = self.enough.iter().find(|known| known.len == len);
+        let enough = of_len.is_none_or(|known| made >= known.count);
         let idle = |(slab, reader): &(Slab<B>, Option<_>)| slab.len == len && reader.is_none();
         let first = self.free.iter().position(|(slab, _)| slab.len == len);
         let first = first.filter(|_| enough);

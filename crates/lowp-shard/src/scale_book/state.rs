@@ -9,7 +9,7 @@ use crate::ShardError;
 /// The scale of a tensor and the amaxes of earlier steps that its next one follows from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DelayedState {
-    /// The encode scale.
+    /// The encode scale of the next cast: values are multiplied by it.
     pub scale: f32,
     /// The amax history, its slot 0 first.
     pub history: Vec<f32>,

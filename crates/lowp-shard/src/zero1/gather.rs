@@ -44,11 +44,12 @@ impl<B: Backend> FlatGather<B> {
         params: &[FlatParam<B>],
     ) -> Result<Self, ShardError> {
         let shards = or_abort(&**comm, all_shards(&**comm, params))?;
-        or_abort(&**comm, Self::plan((backend, comm), book, params, &shards))
+        or_abort(&**comm, Self::plan(backend, comm, book, params, &shards))
     }
 
     fn plan(
-        (backend, comm): (&B, &Arc<dyn Communicator<B>>),
+        backend: &B,
+        comm: &Arc<dyn Communicator<B>>,
         book: &ScaleBook<B>,
         params: &[FlatParam<B>],
         shards: &[Vec<FlatShard>],

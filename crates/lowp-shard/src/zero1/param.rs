@@ -142,7 +142,7 @@ impl<B: Backend> FlatParam<B> {
             }
         }
         Ok(Self {
-            item: CastItem::flat(&recipe, shape, (start, len), master, targets, book),
+            item: CastItem::flat(&recipe, shape, start..start + len, master, targets, book),
             shard,
             data,
             scales,

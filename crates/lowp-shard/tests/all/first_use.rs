@@ -135,9 +135,8 @@ fn scales_come_in_the_form_that_a_product_reads() {
 fn a_flat_encode_of_everything_is_the_cast() {
     for recipe in variants().into_iter().filter(casts_flat) {
         let values = values();
-        let range = (0, values.len());
-        let usage = Usage::BOTH;
-        let job = FlatEncodeJob::new(&Cpu, &recipe, SHAPE, usage, range, source(&values));
+        let (usage, all) = (Usage::BOTH, 0..values.len());
+        let job = FlatEncodeJob::new(&Cpu, &recipe, SHAPE, usage, all, source(&values));
         let mut job = job.unwrap();
         // Data that follow the columns are derived after a gather.
         job.targets.retain(|target| {

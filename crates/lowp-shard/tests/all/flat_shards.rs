@@ -180,7 +180,7 @@ fn cast_and_gather(
         let targets = flat_targets(&Cpu, &recipe, &own, Usage::BOTH)?;
         let master = Source::F32(Cpu.upload(&all[own.elements()])?);
         let mut book = ScaleBookBuilder::default();
-        let range = (own.elements().start, own.len());
+        let range = own.elements();
         let item = CastItem::flat(&recipe, shape, range, master, targets.clone(), &mut book);
         let book = book.build(&Cpu)?;
         CastPlan::new(&Cpu, &book, &[item])?.calibrate(&book, &*comm)?;

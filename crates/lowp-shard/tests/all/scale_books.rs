@@ -129,10 +129,10 @@ fn a_flat_item_of_another_builder_is_rejected() {
         let targets = flat_targets(&Cpu, &recipe, &shard.expect("a shard"), Usage::ROWWISE);
         let targets = targets.expect("targets");
         let (mut own, mut other) = (ScaleBookBuilder::default(), ScaleBookBuilder::default());
-        let whole = (0, SHAPE.elements());
+        let whole = 0..SHAPE.elements();
         let item = |book: &mut ScaleBookBuilder| {
             let source = source().expect("room");
-            CastItem::flat(&recipe, SHAPE, whole, source, targets.clone(), book)
+            CastItem::flat(&recipe, SHAPE, whole.clone(), source, targets.clone(), book)
         };
         let (items, _) = ([item(&mut own)], item(&mut other));
         let [own, other] = [own, other].map(|b| b.build(&Cpu).expect("a book"));

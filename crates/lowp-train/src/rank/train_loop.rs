@@ -8,7 +8,7 @@ use lowp_checkpoint::{Block, Dtype, Piece};
 use lowp_fsdp::{ModelError, Multiplies, VarPlace};
 
 use super::steps::Rate;
-use super::{TrainLoop, tell};
+use super::{StepTimes, TrainLoop, tell};
 use crate::checkpoints::{EVALUATIONS, LOSSES, about_run};
 use crate::codes::shares;
 use crate::data::Data;
@@ -55,8 +55,10 @@ where
     /// Changes to the recipe of the tail.
     fn switch(mut self) -> Result<Self, TrainError> {
         let rank = &self.rank;
-        let of = (rank.backend, rank.training.config);
-        tell(&*rank.comm, self.outcome.add(&self.trained, of))?;
+        let added = self
+            .outcome
+            .add(&self.trained, rank.backend, rank.training.config);
+        tell(&*rank.comm, added)?;
         let switched = rank.switch(self.trained, &self.specs);
         let trained = tell(&*rank.comm, switched)?;
         Ok(Self { trained, ..self })
@@ -85,7 +87,7 @@ where
         let profiled = self.rank.comm.rank() == 0 && self.is_last(step);
         if profiled {
             // What measures the step is no part of its rate, where there are others.
-            self.before_profile = Some((self.rate.start.elapsed(), self.outcome.data));
+            self.before_profile = Some(self.times());
             self.trained.network.start_profile()?;
         }
         let started = self.start(step).map_err(|error| self.first_error(error))?;
@@ -164,8 +166,7 @@ where
         self.measure();
         // What fails from here on loses nothing.
         self.finish_saving()?;
-        self.outcome
-            .add(&self.trained, (self.rank.backend, config))?;
+        self.outcome.add(&self.trained, self.rank.backend, config)?;
         self.audit()?;
         // What a checkpoint says may be of other data or of another recipe.
         let evaluated = !self.steps.is_empty();
@@ -195,18 +196,23 @@ where
     /// Sets the seconds of the run, as if all steps had taken as long as those after the first ones.
     fn measure(&mut self) {
         let (begun, end) = (self.rate.begun_at, self.steps.end);
-        let ((elapsed, data), measured) = match self.before_profile {
+        let (times, measured) = match self.before_profile.take() {
             Some(before) if end > begun + 1 && self.outcome.waited.is_some() => {
                 (before, end - 1 - begun)
             }
-            _ => (
-                (self.rate.start.elapsed(), self.outcome.data),
-                (end - begun).max(1),
-            ),
+            _ => (self.times(), (end - begun).max(1)),
         };
         let all = self.steps.len() as f64 / measured as f64;
-        self.outcome.seconds = elapsed.as_secs_f64() * all;
-        self.outcome.data = data * all;
+        self.outcome.seconds = times.elapsed.as_secs_f64() * all;
+        self.outcome.data = times.data_seconds * all;
+    }
+
+    /// What the steps after the first ones took so far.
+    fn times(&self) -> StepTimes {
+        StepTimes {
+            elapsed: self.rate.start.elapsed(),
+            data_seconds: self.outcome.data,
+        }
     }
 
     /// Waits for the checkpoint that is being written.
@@ -250,8 +256,8 @@ where
         if rank.comm.rank() == 0 {
             pieces.push(losses(&outcome.train_loss).into());
         }
-        let formats = [sharded.about(), sharded.about_scales()?];
-        let mut about = about_run(config, run, &data.digest(), formats)?;
+        let (weights, scales) = (sharded.about(), sharded.about_scales()?);
+        let mut about = about_run(config, run, &data.digest(), weights, scales)?;
         if let Some(own) = pretrained.config {
             about["transformers"] = own.clone();
         }
@@ -271,10 +277,10 @@ where
         let layers = linears.iter().map(|spec| &spec.name);
         let mut names = layers.chain(vars.iter().map(|spec| &spec.name));
         match found.first() {
-            Some((number, phase, divergence)) => Err(TrainError::Audit {
-                layer: names.nth(*number).cloned().unwrap_or_default(),
-                phase: phase.name(),
-                why: divergence.to_string(),
+            Some(found) => Err(TrainError::Audit {
+                layer: names.nth(found.layer).cloned().unwrap_or_default(),
+                phase: found.phase.name(),
+                why: found.divergence.to_string(),
             }),
             None => Ok(()),
         }

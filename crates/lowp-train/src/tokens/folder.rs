@@ -75,7 +75,7 @@ pub(super) fn shards(folder: &Path, index: &TokenIndex) -> Result<Vec<Shard>, Tr
                 format!("{name:?} is no name of a shard"),
             ));
         }
-        let shard = Shard::open(&with("bin"), (0, dtype), *tokens)?.whole()?;
+        let shard = Shard::open(&with("bin"), 0, dtype, *tokens)?.whole()?;
         let shard = shard.with_ends(ends(&with("ends"), *tokens)?);
         match index.masked {
             true => shard.with_mask(&with("mask")),
@@ -125,15 +125,24 @@ struct Open {
     mask: Option<BufWriter<File>>,
 }
 
+/// The ids of a vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenIds {
+    /// One more than the largest id.
+    pub vocab: usize,
+    /// The id that follows each document; `None` where none does.
+    pub end: Option<u32>,
+}
+
 impl TokenWriter {
-    /// Of ids below `vocab`, with the id `end` after each document, in the folder `folder`, which is made. `masked` documents say which
+    /// Of these ids, in the folder `folder`, which is made. `masked` documents say which
     /// tokens count.
     ///
     /// # Errors
     /// The folder cannot be made, or it has tokens already.
     pub fn new(
         folder: &Path,
-        (vocab, end): (usize, Option<u32>),
+        ids: TokenIds,
         masked: bool,
         tokenizer: String,
     ) -> Result<Self, TrainError> {
@@ -144,6 +153,7 @@ impl TokenWriter {
                 "it has tokens already; give another folder",
             ));
         }
+        let TokenIds { vocab, end } = ids;
         let dtype = match vocab {
             0..=0x1_0000 => "u16",
             _ => "u32",

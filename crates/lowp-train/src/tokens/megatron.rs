@@ -86,5 +86,5 @@ pub(super) fn read([bin, idx]: &[PathBuf; 2]) -> Result<Shard, TrainError> {
         return Err(unreadable(idx, why));
     }
     documents.retain(|&end| end > 0);
-    Ok(Shard::open(bin, (0, dtype), tokens)?.with_ends(documents))
+    Ok(Shard::open(bin, 0, dtype, tokens)?.with_ends(documents))
 }

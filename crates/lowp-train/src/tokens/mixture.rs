@@ -131,7 +131,7 @@ impl Mixture {
         let first = step as u64 * self.sources[0].0.packing.batch as u64;
         let numbers = first + range.start as u64..first + range.end as u64;
         self.batch(numbers, |index, own| {
-            self.sources[index].0.in_order((seed, index as u64), own)
+            self.sources[index].0.in_order(seed, index as u64, own)
         })
     }
 

@@ -15,7 +15,7 @@ use crate::error::TrainError;
 use order::Order;
 use shard::{Shard, unreadable};
 
-pub use folder::{ShardIndex, TokenIndex, TokenWriter};
+pub use folder::{ShardIndex, TokenIds, TokenIndex, TokenWriter};
 pub use mixture::Mixture;
 
 /// Tokens of which the digest of data is made, spread over all of them.
@@ -252,9 +252,9 @@ impl Tokens {
     }
 
     /// The sequence at place `number` of all epochs, of the source `source` in a run with this seed.
-    fn in_order(&self, (seed, source): (u64, u64), number: u64) -> u64 {
+    fn in_order(&self, seed: u64, source: u64, number: u64) -> u64 {
         let [train, _] = self.split;
-        Order::new(train, seed, (source, number / train)).get(number % train)
+        Order::new(train, seed, source, number / train).get(number % train)
     }
 
     /// The sequence at place `at` of `total` that are spread over the validation split.

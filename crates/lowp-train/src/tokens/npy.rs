@@ -67,5 +67,5 @@ pub(super) fn read(path: &Path) -> Result<Shard, TrainError> {
         let product = dim.and_then(|dim| tokens.checked_mul(dim));
         tokens = product.ok_or_else(|| wrong("its shape makes no sense"))?;
     }
-    Shard::open(path, ((start + len) as u64, dtype), tokens)
+    Shard::open(path, (start + len) as u64, dtype, tokens)
 }

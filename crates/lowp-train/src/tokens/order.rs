@@ -16,7 +16,7 @@ pub(super) struct Order {
 
 impl Order {
     /// The order of epoch `epoch` of source `source` in a run with this seed; `len` is at least 1.
-    pub(super) fn new(len: u64, seed: u64, (source, epoch): (u64, u64)) -> Self {
+    pub(super) fn new(len: u64, seed: u64, source: u64, epoch: u64) -> Self {
         let bits = u64::BITS - (len.max(2) - 1).leading_zeros();
         Self {
             len: len.max(1),
@@ -57,7 +57,7 @@ mod tests {
     fn each_number_is_there_once() {
         for len in (1..70).chain([255, 256, 257, 1000]) {
             for epoch in 0..2 {
-                let order = Order::new(len, 7, (0, epoch));
+                let order = Order::new(len, 7, 0, epoch);
                 let mut numbers: Vec<u64> = (0..len).map(|at| order.get(at)).collect();
                 numbers.sort_unstable();
                 assert_eq!(numbers, (0..len).collect::<Vec<_>>(), "{len}");
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn epochs_and_seeds_have_orders_of_their_own() {
         let order = |seed, source, epoch| {
-            let order = Order::new(1000, seed, (source, epoch));
+            let order = Order::new(1000, seed, source, epoch);
             (0..1000).map(|at| order.get(at)).collect::<Vec<_>>()
         };
         let [a, b, c, d] = [

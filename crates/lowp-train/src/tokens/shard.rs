@@ -78,7 +78,8 @@ impl Shard {
     /// `tokens` ids from byte `start` of the file at `path`.
     pub(super) fn open(
         path: &Path,
-        (start, dtype): (u64, IdDtype),
+        start: u64,
+        dtype: IdDtype,
         tokens: u64,
     ) -> Result<Self, TrainError> {
         let file = open(path)?;

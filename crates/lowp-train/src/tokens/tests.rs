@@ -23,7 +23,11 @@ fn id(at: u64) -> u32 {
 /// Documents of 1 to 12 tokens; every third token counts where they are masked.
 fn folder(vocab: usize, masked: bool) -> (TempDir, Vec<u32>, Vec<u64>) {
     let folder = tempfile::tempdir().expect("a folder");
-    let writer = TokenWriter::new(folder.path(), (vocab, Some(3)), masked, String::new());
+    let ids = TokenIds {
+        vocab,
+        end: Some(3),
+    };
+    let writer = TokenWriter::new(folder.path(), ids, masked, String::new());
     let mut writer = writer.expect("a writer").shards_of(40);
     let (mut all, mut starts) = (Vec::new(), Vec::new());
     for document in 0..60u64 {
@@ -111,7 +115,7 @@ fn an_epoch_is_all_sequences() {
     assert_eq!(train + held_out, (all.len() as u64 - 1) / 8);
     for epoch in 0..3u64 {
         let places = epoch * train..(epoch + 1) * train;
-        let mut seen: Vec<u64> = places.map(|at| tokens.in_order((5, 0), at)).collect();
+        let mut seen: Vec<u64> = places.map(|at| tokens.in_order(5, 0, at)).collect();
         seen.sort_unstable();
         assert_eq!(seen, (0..train).collect::<Vec<_>>());
     }
@@ -358,7 +362,11 @@ fn the_largest_id_is_that_of_the_tokens() {
     let folder = tempfile::tempdir().expect("a folder");
     // The name of a draft that was left there is nothing to trip over.
     fs::create_dir(folder.path().join("tokens.json.part")).expect("a folder");
-    let writer = TokenWriter::new(folder.path(), (9, Some(7)), false, String::new());
+    let ids = TokenIds {
+        vocab: 9,
+        end: Some(7),
+    };
+    let writer = TokenWriter::new(folder.path(), ids, false, String::new());
     let mut writer = writer.expect("a writer");
     writer.document(&[1, 2], &[]).expect("a document");
     let index = writer.finish().expect("an index");

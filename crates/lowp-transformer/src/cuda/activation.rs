@@ -34,7 +34,7 @@ impl Ops {
     /// The GELU of `x`, a matrix of `size`.
     pub(super) fn gelu(&self, x: &Values, y: Made<'_>, size: [usize; 2]) -> Done {
         let names = ["gelu_forward", "gelu_forward_cast"];
-        self.activate(names, &[x], (&[y], &[]), size)
+        self.activate(names, &[x], &[y], &[], size)
     }
 
     /// Its gradient, which may take the place of `dy`. With `again` what forward made is made again and rounded, as the job there says.
@@ -42,29 +42,32 @@ impl Ops {
         &self,
         x: &Values,
         dy: &Values,
-        (dx, again): (Made<'_>, Option<u64>),
+        dx: Made<'_>,
+        again: Option<u64>,
         size: [usize; 2],
     ) -> Done {
         let names = ["gelu_backward", "gelu_backward_cast"];
-        self.activate(names, &[x, dy], (&[dx], &[again]), size)
+        self.activate(names, &[x, dy], &[dx], &[again], size)
     }
 
     /// The SwiGLU of matrices of `size`.
-    pub(super) fn swiglu(&self, [gate, up]: [&Values; 2], y: Made<'_>, size: [usize; 2]) -> Done {
+    pub(super) fn swiglu(&self, gate: &Values, up: &Values, y: Made<'_>, size: [usize; 2]) -> Done {
         let names = ["swiglu_forward", "swiglu_forward_cast"];
-        self.activate(names, &[gate, up], (&[y], &[]), size)
+        self.activate(names, &[gate, up], &[y], &[], size)
     }
 
     /// Its gradients for gate and up, and what forward made as in [`Ops::gelu_backward`].
     pub(super) fn swiglu_backward(
         &self,
-        [gate, up]: [&Values; 2],
+        gate: &Values,
+        up: &Values,
         dy: &Values,
-        (made, again): ([Made<'_>; 2], Option<u64>),
+        made: [Made<'_>; 2],
+        again: Option<u64>,
         size: [usize; 2],
     ) -> Done {
         let names = ["swiglu_backward", "swiglu_backward_cast"];
-        self.activate(names, &[gate, up, dy], (&made, &[again]), size)
+        self.activate(names, &[gate, up, dy], &made, &[again], size)
     }
 
     /// What is `made` of matrices of `size`, by the first kernel where all of it is only stored, else by the second; and what `again` is of.
@@ -72,7 +75,8 @@ impl Ops {
         &self,
         [stored, cast]: [&'static str; 2],
         read: &[&Values],
-        (made, again): (&[Made<'_>], &[Option<u64>]),
+        made: &[Made<'_>],
+        again: &[Option<u64>],
         [tokens, width]: [usize; 2],
     ) -> Done {
         let address = |values: &Values| Ok(Arg::Pointer(at(values, tokens * width)?));

@@ -91,7 +91,8 @@ impl Attention {
     /// Attention, and the places that it took.
     pub(super) fn new(
         shared: &Arc<Shared>,
-        (sizes, tokens): (&Sizes, usize),
+        sizes: &Sizes,
+        tokens: usize,
         inputs: [Heads; 3],
         output: Heads,
     ) -> Result<(Self, AttentionPlaces), TransformerError> {
@@ -105,7 +106,7 @@ impl Attention {
                 CudnnPasses::Both => 1,
                 CudnnPasses::AnyOrder => 2,
             },
-            ..sdpa_sizes((slice, window), &inputs, &output)
+            ..sdpa_sizes(slice, window, &inputs, &output)
         };
         let sdpa = shared.sdpa(&sdpa_sizes)?;
         let products = |places: ProductPlaces| {
@@ -284,9 +285,10 @@ impl Attention {
             )
         }?;
         let documents = self.shared.documents.as_ref();
-        let seen = (self.window, documents.map(|documents| &documents.first));
+        let first_seen = documents.map(|documents| &documents.first);
         let heads = self.output.count;
-        ops.softmax((&scores, p), [matrices / heads, heads, seq], seen)
+        let sizes = [matrices / heads, heads, seq];
+        ops.softmax(&scores, p, sizes, self.window, first_seen)
     }
 
     /// `[position, position]` by `[position, dim]`.
@@ -383,7 +385,7 @@ impl Attention {
         // SAFETY: as in `forward`.
         unsafe { gemms.run(&desc, [ptr(&dout), ptr(v)], dp.pointer(), Scalars::ONE) }?;
         let ds = arena.values(&places.dscores)?;
-        ops.softmax_backward((p, &dp, &ds), matrices, seq, self.scale())?;
+        ops.softmax_backward(p, &dp, &ds, matrices, seq, self.scale())?;
         for (at, left, right) in [(0, true, k), (1, false, q)] {
             // SAFETY: as in `forward`.
             unsafe {
@@ -449,7 +451,8 @@ fn slices(
 
 /// What cuDNN plans attention by.
 fn sdpa_sizes(
-    (slice, window): (AttentionSlice, Option<usize>),
+    slice: AttentionSlice,
+    window: Option<usize>,
     inputs: &[Heads; 3],
     output: &Heads,
 ) -> SdpaSizes {

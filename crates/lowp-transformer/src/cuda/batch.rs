@@ -3,6 +3,7 @@
 use lowp_kernels::{Backend, Cuda, CudaBuffer};
 
 use super::TransformerError;
+use super::linear::Shared;
 use super::place::bytes;
 
 type Done<T = ()> = Result<T, TransformerError>;
@@ -10,7 +11,7 @@ type Done<T = ()> = Result<T, TransformerError>;
 /// A batch: whole sequences of tokens, and what follows each.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a> {
-    /// Tokens.
+    /// The ids of the tokens, sequence after sequence.
     pub inputs: &'a [u32],
     /// The token after each, or [`Batch::IGNORED`].
     ///
@@ -35,7 +36,7 @@ pub(super) struct Batch {
 
 impl Tokens<'_> {
     /// Whether they are as many as `tokens`, of a vocabulary of `vocab`, and fit a model whose documents are apart or not.
-    pub(super) fn check(&self, [tokens, vocab]: [usize; 2], documents: bool) -> Done {
+    pub(super) fn check(&self, tokens: usize, vocab: usize, documents: bool) -> Done {
         let ignored = lowp_train::Batch::IGNORED;
         let lists = [
             (Some(self.inputs), None),
@@ -67,6 +68,24 @@ impl Tokens<'_> {
 }
 
 impl Batch {
+    /// Memory for `sequences` of `seq` tokens.
+    pub(super) fn new(shared: &Shared, sequences: usize, seq: usize) -> Done<Self> {
+        let Shared {
+            cuda,
+            arena,
+            places,
+            ..
+        } = shared;
+        let [starts, order] = positions_of(sequences, seq);
+        Ok(Self {
+            ids: arena.codes(&places.ids)?,
+            targets: arena.codes(&places.targets)?,
+            starts: arena.codes(&places.starts)?,
+            order: arena.codes(&places.order)?,
+            by_position: [cuda.upload(&bytes(&starts))?, cuda.upload(&bytes(&order))?],
+        })
+    }
+
     /// Gives the device tokens that were checked.
     pub(super) fn upload(&self, cuda: &Cuda, batch: Tokens<'_>, vocab: usize) -> Done {
         let mut starts = vec![0u32; vocab + 1];
@@ -94,4 +113,11 @@ impl Batch {
         }
         Ok(())
     }
+}
+
+/// The tokens of each position in the order of sequences: where they begin, and their places.
+fn positions_of(sequences: usize, seq: usize) -> [Vec<u32>; 2] {
+    let starts = (0..=seq).map(|p| (p * sequences) as u32).collect();
+    let order = (0..seq).flat_map(|p| (0..sequences).map(move |s| (s * seq + p) as u32));
+    [starts, order.collect()]
 }

@@ -7,17 +7,18 @@ use lowp_format::{Phase, Recipe};
 use lowp_fsdp::ShardedModel;
 use lowp_gemm::GemmKind;
 use lowp_gemm::table::Pass;
-use lowp_kernels::{Backend, Cuda, CudaBuffer, Source};
+use lowp_kernels::{Backend, Cuda, CudaBuffer};
 
 use super::TransformerError;
 use super::attention::{Attention, Rows};
 use super::decodes::Decodes;
-use super::head_norms::HeadNorms;
-use super::linear::{Linear, Shared};
+use super::head_norms::{HeadNorms, NewHeadNorm};
+use super::linear::{Linear, LinearMemory, Shared};
+use super::norm::{Norm, NormVars, StreamInput, f32_gradient, var_buffer};
 use super::operand::CastOperand;
-use super::ops::{Heads, NormParams, Ops};
+use super::ops::Heads;
 use super::place::at;
-use crate::places::{BlockPlaces, NormPlaces};
+use crate::places::BlockPlaces;
 use crate::sizes::{Block, LlamaSizes, Sizes};
 
 type Values = CudaBuffer<bf16>;
@@ -28,118 +29,6 @@ type Done<T = ()> = Result<T, TransformerError>;
 pub(super) struct Span {
     pub(super) tokens: usize,
     pub(super) first: u64,
-}
-
-/// A norm with what backward needs of it.
-#[derive(Debug)]
-pub(super) struct Norm {
-    pub(super) params: NormParams,
-    /// The variables that gamma and beta are.
-    vars: [usize; 2],
-    pub(super) x: Values,
-    stats: CudaBuffer<f32>,
-}
-
-impl Norm {
-    /// The norm whose gamma is variable `var`, and its beta, if it has one, the next.
-    pub(super) fn new<R: Recipe>(
-        shared: &Shared,
-        model: &ShardedModel<Cuda, R>,
-        (var, beta, eps): (usize, bool, f32),
-        places: &NormPlaces,
-    ) -> Done<Self> {
-        let gamma = var_buffer(model, var)?.clone();
-        let beta = match beta {
-            true => Some(var_buffer(model, var + 1)?.clone()),
-            false => None,
-        };
-        Ok(Self {
-            params: NormParams { gamma, beta, eps },
-            vars: [var, var + 1],
-            x: shared.arena.values(&places.x)?,
-            stats: shared.arena.sums(&places.stats)?,
-        })
-    }
-
-    /// Keeps `x + branch` and writes its norm; without a branch, `x` is what is kept already.
-    pub(super) fn forward(
-        &self,
-        ops: &Ops,
-        size: [usize; 2],
-        input: Option<(&Values, &Values)>,
-        h: &Values,
-    ) -> Done {
-        match input {
-            Some((x, branch)) => ops.norm(
-                size,
-                (x, Some((branch, &self.x))),
-                &self.params,
-                h,
-                &self.stats,
-            ),
-            None => ops.norm(size, (&self.x, None), &self.params, h, &self.stats),
-        }
-    }
-
-    /// `dx = residual + the gradient for x`; those of gamma and beta go to their owners.
-    pub(super) fn backward<R: Recipe>(
-        &self,
-        shared: &Shared,
-        model: &ShardedModel<Cuda, R>,
-        size: [usize; 2],
-        dh: &Values,
-        (residual, dx): (Option<&Values>, &Values),
-    ) -> Done {
-        let partial = shared.arena.sums(&shared.places.norm_sums)?;
-        let [gamma, beta] = self.vars;
-        let dgamma = f32_gradient(model, gamma)?;
-        let dbeta = match self.params.beta {
-            Some(_) => Some(f32_gradient(model, beta)?),
-            None => None,
-        };
-        let input = (dh, &self.x, &self.stats);
-        let sums = (&partial, &dgamma, dbeta.as_ref());
-        shared
-            .ops
-            .norm_backward(size, input, &self.params, (residual, dx), sums)?;
-        model.push_var_gradient(gamma)?;
-        if dbeta.is_some() {
-            model.push_var_gradient(beta)?;
-        }
-        Ok(())
-    }
-}
-
-/// The values of variable `index`.
-pub(super) fn var_buffer<R: Recipe>(
-    model: &ShardedModel<Cuda, R>,
-    index: usize,
-) -> Done<&CudaBuffer<f32>> {
-    let found = model.var_buffer(index);
-    found.ok_or_else(|| {
-        TransformerError::Unsupported(match model.transient_var(index) {
-            Some(_) => format!(
-                "variable {index} is gathered for each use, but is read throughout: give it `VarUse::Throughout`"
-            ),
-            None => format!(
-                "the model has no variable {index} on the device: build it with `VarPlace::Backend`"
-            ),
-        })
-    })
-}
-
-/// Memory for the gradient of variable `index`.
-pub(super) fn f32_gradient<R: Recipe>(
-    model: &ShardedModel<Cuda, R>,
-    index: usize,
-) -> Done<CudaBuffer<f32>> {
-    match model.var_gradient(index)? {
-        Source::F32(buffer) => Ok(buffer),
-        Source::Bf16(_) => Err(TransformerError::Unsupported(
-            "gradients of variables are f32: build the model with `FloatDtype::F32` gradients"
-                .to_owned(),
-        )),
-    }
 }
 
 /// The products of a block.
@@ -173,6 +62,130 @@ fn all<R: Recipe, const N: usize>(linears: Vec<Linear<R>>) -> Done<Box<[Linear<R
     })
 }
 
+/// The linear layers of a block in the order of forward, and where the gradients of their outputs are.
+struct NewLinears<R: Recipe> {
+    linears: Vec<Linear<R>>,
+    gradients: Vec<Values>,
+}
+
+impl<R: Recipe> NewLinears<R> {
+    /// Those of block `index`. `mlp` is what its MLP makes, and `dx` where the gradient of the residual stream is.
+    fn new(
+        shared: &Arc<Shared>,
+        model: &ShardedModel<Cuda, R>,
+        index: usize,
+        span: Span,
+        places: &BlockPlaces,
+        mlp: &[Values],
+        dx: &Values,
+    ) -> Done<Self> {
+        let mut linears: Vec<Linear<R>> = Vec::new();
+        let mut gradients = Vec::new();
+        for (at, (place, names)) in places.gradients.iter().zip(places.operands).enumerate() {
+            let gradient = match place {
+                Some(place) => shared.arena.values(place)?,
+                None => dx.clone(),
+            };
+            gradients.push(gradient.clone());
+            let layer = places.gradients.len() * index + at;
+            let others = linears.iter().zip(places.operands);
+            let readers = others.filter(|(_, other)| other.reads == names.reads);
+            let readers = readers.map(|(linear, _)| linear);
+            let memory = LinearMemory {
+                names,
+                gradient,
+                before: mlp.first(),
+                after: mlp.last(),
+            };
+            let made = Linear::new(shared, model, layer, span, memory, readers)?;
+            linears.push(made);
+        }
+        Ok(Self { linears, gradients })
+    }
+}
+
+impl<R: Recipe> Linears<R> {
+    fn new(block: Block, new: NewLinears<R>, mlp: &[Values]) -> Done<Self> {
+        let NewLinears {
+            mut linears,
+            gradients,
+        } = new;
+        Ok(match block {
+            Block::Gpt => Self::Gpt {
+                linears: all(linears)?,
+                a: mlp[0].clone(),
+                da: gradients[2].clone(),
+            },
+            Block::Llama(_) => {
+                let of_mlp = linears.split_off(4);
+                Self::Llama {
+                    attention: all(linears)?,
+                    mlp: all(of_mlp)?,
+                    gate: mlp[0].clone(),
+                    up: mlp[1].clone(),
+                    dg: mlp[2].clone(),
+                }
+            }
+        })
+    }
+}
+
+/// What attention makes: heads that fill their rows.
+fn output_heads(sizes: &Sizes) -> Heads {
+    Heads {
+        count: sizes.heads,
+        groups: 1,
+        dim: sizes.head_dim(),
+        seq: sizes.seq,
+        stride: sizes.heads_width(),
+        first: 0,
+        angles: None,
+    }
+}
+
+/// Queries, keys and values; `angles` turn queries and keys.
+fn input_heads(sizes: &Sizes, angles: Option<&CudaBuffer<f32>>) -> [Heads; 3] {
+    let heads = output_heads(sizes);
+    match sizes.block {
+        Block::Gpt => [0, 1, 2].map(|at| Heads {
+            stride: 3 * sizes.dim,
+            first: at * sizes.dim,
+            ..heads.clone()
+        }),
+        Block::Llama(LlamaSizes { kv_heads, .. }) => {
+            let values = Heads {
+                count: kv_heads,
+                groups: sizes.heads / kv_heads.max(1),
+                stride: kv_heads * sizes.head_dim(),
+                ..heads.clone()
+            };
+            let [queries, keys] = [heads, values.clone()].map(|heads| Heads {
+                angles: angles.cloned(),
+                ..heads
+            });
+            [queries, keys, values]
+        }
+    }
+}
+
+/// The norms of the residual stream in block `index`: before attention, and before the MLP.
+fn norm_vars(sizes: &Sizes, index: usize) -> [NormVars; 2] {
+    let (beta, gammas) = match sizes.block {
+        Block::Gpt => (true, [2 + 4 * index, 4 + 4 * index]),
+        Block::Llama(LlamaSizes { qk_norm, .. }) => {
+            // Norms of queries and keys lie between those of the stream.
+            let between = if qk_norm { 2 } else { 0 };
+            let first = 1 + (2 + between) * index;
+            (false, [first, first + 1 + between])
+        }
+    };
+    gammas.map(|gamma| NormVars {
+        gamma,
+        beta,
+        eps: sizes.eps(),
+    })
+}
+
 /// A block of a model.
 #[derive(Debug)]
 pub(super) struct Layer<R: Recipe> {
@@ -190,118 +203,63 @@ pub(super) struct Layer<R: Recipe> {
 }
 
 impl<R: Recipe> Layer<R> {
-    /// Block `index` of `model`. `dx` is where the gradient of the residual stream is in backward.
+    /// Block `index` of `model`, over the tokens of `span`. `dx` is where the gradient of the residual stream is in backward.
     pub(super) fn new(
         shared: &Arc<Shared>,
         model: &ShardedModel<Cuda, R>,
         sizes: &Sizes,
-        (index, span): (usize, Span),
-        (dx, angles): (&Values, Option<&CudaBuffer<f32>>),
+        index: usize,
+        span: Span,
+        dx: &Values,
+        angles: Option<&CudaBuffer<f32>>,
     ) -> Done<Self> {
-        let Sizes {
-            dim, heads, seq, ..
-        } = *sizes;
-        let Span { tokens, first } = span;
+        let tokens = span.tokens;
         let arena = &shared.arena;
         let places = BlockPlaces::new(sizes, tokens);
-        let head = |count: usize, groups: usize, stride: usize, first: usize, turned: bool| Heads {
-            count,
-            groups,
-            dim: sizes.head_dim(),
-            seq,
-            stride,
-            first,
-            angles: angles.filter(|_| turned).cloned(),
-        };
-        let (width, eps) = (sizes.heads_width(), sizes.eps());
-        let output = head(heads, 1, width, 0, false);
         let mlp = places.mlp.iter().map(|place| arena.values(place));
         let mlp = mlp.collect::<Result<Vec<_>, _>>()?;
-        let mut linears: Vec<Linear<R>> = Vec::new();
-        let mut gradients = Vec::new();
-        for (at, (place, names)) in places.gradients.iter().zip(places.operands).enumerate() {
-            let gradient = match place {
-                Some(place) => arena.values(place)?,
-                None => dx.clone(),
-            };
-            let layer = places.gradients.len() * index + at;
-            let before = linears.iter().zip(places.operands);
-            let readers = before.filter(|(_, other)| other.reads == names.reads);
-            let readers = readers.map(|(linear, _)| linear);
-            let of = (names, [mlp.first(), mlp.last()]);
-            let batch = (tokens, first);
-            gradients.push(gradient.clone());
-            let made = Linear::new(shared, model, layer, batch, gradient, of, readers)?;
-            linears.push(made);
-        }
-        let decodes = Decodes::of_block(&linears.iter().collect::<Vec<_>>())?;
-        let (norms, inputs, linears) = match sizes.block {
-            Block::Gpt => {
-                let linears = Linears::Gpt {
-                    linears: all(linears)?,
-                    a: mlp[0].clone(),
-                    da: gradients[2].clone(),
-                };
-                let inputs = [0, dim, 2 * dim].map(|at| head(heads, 1, 3 * dim, at, false));
-                let var = 2 + 4 * index;
-                ([(var, true, eps), (var + 2, true, eps)], inputs, linears)
-            }
-            Block::Llama(LlamaSizes {
-                kv_heads, qk_norm, ..
-            }) => {
-                let mlp_linears = linears.split_off(4);
-                let linears = Linears::Llama {
-                    attention: all(linears)?,
-                    mlp: all(mlp_linears)?,
-                    gate: mlp[0].clone(),
-                    up: mlp[1].clone(),
-                    dg: mlp[2].clone(),
-                };
-                let kv = kv_heads * sizes.head_dim();
-                let groups = heads / kv_heads.max(1);
-                let inputs = [
-                    head(heads, 1, width, 0, true),
-                    head(kv_heads, groups, kv, 0, true),
-                    head(kv_heads, groups, kv, 0, false),
-                ];
-                // Norms of queries and keys lie between those of the stream.
-                let between = if qk_norm { 2 } else { 0 };
-                let var = 1 + (2 + between) * index;
-                let norms = [(var, false, eps), (var + 1 + between, false, eps)];
-                (norms, inputs, linears)
-            }
-        };
-        let [mut q, mut k, v] = inputs;
+        let linears = NewLinears::new(shared, model, index, span, &places, &mlp, dx)?;
+        let decodes = Decodes::of_block(&linears.linears.iter().collect::<Vec<_>>())?;
+        let linears = Linears::new(sizes.block, linears, &mlp)?;
+        let [mut q, mut k, v] = input_heads(sizes, angles);
         let turned = places.head_norms.map(|norms| {
             let heads = [q.clone(), k.clone()];
             // The norms turn them.
             (q.angles, k.angles) = (None, None);
             (norms, heads)
         });
-        let (attention, kept) = Attention::new(shared, (sizes, tokens), [q, k, v], output)?;
+        let (attention, kept) =
+            Attention::new(shared, sizes, tokens, [q, k, v], output_heads(sizes))?;
+        let [first, second] = norm_vars(sizes, index);
         let head_norms = match (turned, places.normed(&kept).as_slice()) {
-            (Some((of, heads)), &[q, k]) => {
-                let (var, _, eps) = norms[0];
-                let [of_q, of_k] = [var_buffer(model, var + 1)?, var_buffer(model, var + 2)?];
-                let gammas = [of_q.clone(), of_k.clone()];
-                let of_norms = ([var + 1, var + 2], gammas, eps);
-                let made = ([q, k], &of.sums);
-                Some(HeadNorms::new(shared, of_norms, (heads, tokens), made)?)
+            (Some((of, [q_heads, k_heads])), &[q, k]) => {
+                let norm = |var, heads, made| -> Done<NewHeadNorm> {
+                    Ok(NewHeadNorm {
+                        var,
+                        gamma: var_buffer(model, var)?.clone(),
+                        eps: first.eps,
+                        heads,
+                        made,
+                    })
+                };
+                let norms = [
+                    norm(first.gamma + 1, q_heads, q)?,
+                    norm(first.gamma + 2, k_heads, k)?,
+                ];
+                Some(HeadNorms::new(shared, tokens, norms, &of.sums)?)
             }
             _ => None,
         };
         let rows = places.rows(&kept).into_iter();
         let rows = rows.map(|place| arena.values(&place));
         let rows = rows.collect::<Result<_, _>>()?;
-        let size = [tokens, dim];
-        let [first, second] = norms;
         let norms = [
             Norm::new(shared, model, first, &places.norms[0])?,
             Norm::new(shared, model, second, &places.norms[1])?,
         ];
         Ok(Self {
             shared: Arc::clone(shared),
-            size,
+            size: [tokens, sizes.dim],
             norms,
             attention,
             rows,
@@ -345,7 +303,7 @@ impl<R: Recipe> Layer<R> {
     /// stream that its second norm keeps is `branch`. `next` starts the gathers of what runs next.
     pub(super) fn forward(
         &self,
-        input: Option<(&Values, &Values)>,
+        input: Option<StreamInput<'_>>,
         branch: &Values,
         next: impl Fn() -> Done,
     ) -> Done {
@@ -364,7 +322,10 @@ impl<R: Recipe> Layer<R> {
                 };
                 self.attention.forward(self.rows(), seen)?;
                 self.forward_of([(proj, branch)])?;
-                let input = Some((&first.x, branch));
+                let input = Some(StreamInput {
+                    x: &first.x,
+                    branch,
+                });
                 second.forward(ops, self.size, input, &fc.input.values)?;
                 self.forward_of([(fc, a)])?;
                 ops.gelu(a, out.input.made(), [tokens, 4 * dim])?;
@@ -387,11 +348,14 @@ impl<R: Recipe> Layer<R> {
                 };
                 self.attention.forward(self.seen()?, seen)?;
                 self.forward_of([(o, branch)])?;
-                let input = Some((&first.x, branch));
+                let input = Some(StreamInput {
+                    x: &first.x,
+                    branch,
+                });
                 second.forward(ops, self.size, input, &gate_proj.input.values)?;
                 self.forward_of([(gate_proj, gate), (up_proj, up)])?;
                 let size = [tokens, gate.len() / tokens];
-                ops.swiglu([gate, up], down.input.made(), size)?;
+                ops.swiglu(gate, up, down.input.made(), size)?;
                 self.forward_of([(down, branch)])
             }
         }
@@ -488,12 +452,12 @@ impl<R: Recipe> Layer<R> {
             Linears::Gpt { linears, a, da } => {
                 let [qkv, proj, fc, out] = &**linears;
                 out.input_grad(da, false)?;
-                let made = (fc.gradient.made(), out.input.made_again());
-                ops.gelu_backward(a, da, made, [tokens, 4 * dim])?;
+                let (made, again) = (fc.gradient.made(), out.input.made_again());
+                ops.gelu_backward(a, da, made, again, [tokens, 4 * dim])?;
                 out.input.prepare(Pass::WeightGrad)?;
                 out.weight_grad()?;
                 self.backward_of(&[fc], &dh)?;
-                second.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))?;
+                second.backward(&self.shared, model, self.size, &dh, Some(dx), dx)?;
                 self.backward_of(&[proj], &dh)?;
                 let gradients = [Rows {
                     values: &qkv.gradient.values,
@@ -512,13 +476,13 @@ impl<R: Recipe> Layer<R> {
                 let ([q, k, v, o], [gate_proj, up_proj, down]) = (&**attention, &**mlp);
                 down.input_grad(dg, false)?;
                 let gradients = [gate_proj, up_proj].map(|linear| linear.gradient.made());
-                let made = (gradients, down.input.made_again());
+                let again = down.input.made_again();
                 let size = [tokens, gate.len() / tokens];
-                ops.swiglu_backward([gate, up], dg, made, size)?;
+                ops.swiglu_backward(gate, up, dg, gradients, again, size)?;
                 down.input.prepare(Pass::WeightGrad)?;
                 down.weight_grad()?;
                 self.backward_of(&[up_proj, gate_proj], &dh)?;
-                second.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))?;
+                second.backward(&self.shared, model, self.size, &dh, Some(dx), dx)?;
                 self.backward_of(&[o], &dh)?;
                 let gradients = [q, k, v].map(|linear| Rows {
                     values: &linear.gradient.values,
@@ -536,7 +500,7 @@ impl<R: Recipe> Layer<R> {
                 self.backward_of(&[v, k, q], &dh)?;
             }
         }
-        first.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))
+        first.backward(&self.shared, model, self.size, &dh, Some(dx), dx)
     }
 
     /// Starts the gathers of its weights for `phase`.

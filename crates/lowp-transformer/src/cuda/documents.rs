@@ -31,7 +31,8 @@ impl Documents {
     /// Gives the device what the tokens of a batch see: all before them where that is not said.
     pub(super) fn upload(
         &self,
-        (cuda, ops): (&Cuda, &Ops),
+        cuda: &Cuda,
+        ops: &Ops,
         [tokens, seq]: [usize; 2],
         first_seen: Option<&[u32]>,
     ) -> Done {

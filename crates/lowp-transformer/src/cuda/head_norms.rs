@@ -6,7 +6,7 @@ use lowp_kernels::CudaBuffer;
 use super::TransformerError;
 use super::attention::Rows;
 use super::linear::Shared;
-use super::ops::{Heads, NormParams};
+use super::ops::{Heads, NormParams, NormedHeads};
 use crate::places::Place;
 
 type Done<T = ()> = Result<T, TransformerError>;
@@ -30,29 +30,55 @@ struct HeadNorm {
     made: CudaBuffer<bf16>,
 }
 
+/// A norm of heads that is made.
+#[derive(Debug)]
+pub(super) struct NewHeadNorm {
+    /// The variable that its gamma is, and the values of that.
+    pub(super) var: usize,
+    pub(super) gamma: CudaBuffer<f32>,
+    /// What is added to the variance.
+    pub(super) eps: f32,
+    /// Heads that have angles.
+    pub(super) heads: Heads,
+    /// Where what it makes goes.
+    pub(super) made: Place,
+}
+
 impl HeadNorms {
-    /// The norms with gammas that are the variables `vars`, of heads that have angles.
+    /// The norms of queries and keys.
     pub(super) fn new(
         shared: &Shared,
-        (vars, gammas, eps): ([usize; 2], [CudaBuffer<f32>; 2], f32),
-        (heads, tokens): ([Heads; 2], usize),
-        (made, sums): ([Place; 2], &Place),
+        tokens: usize,
+        norms: [NewHeadNorm; 2],
+        sums: &Place,
     ) -> Done<Self> {
-        let norm = |gamma, heads, made: &Place| {
-            let beta = None;
+        let vars = norms.each_ref().map(|norm| norm.var);
+        let norm = |new: NewHeadNorm| {
             Ok::<_, TransformerError>(HeadNorm {
-                heads,
-                params: NormParams { gamma, beta, eps },
-                made: shared.arena.values(made)?,
+                heads: new.heads,
+                params: NormParams {
+                    gamma: new.gamma,
+                    beta: None,
+                    eps: new.eps,
+                },
+                made: shared.arena.values(&new.made)?,
             })
         };
-        let ([q, k], [of_q, of_k]) = (heads, gammas);
+        let [q, k] = norms;
         Ok(Self {
             vars,
             tokens,
-            norms: [norm(of_q, q, &made[0])?, norm(of_k, k, &made[1])?],
+            norms: [norm(q)?, norm(k)?],
             sums: shared.arena.sums(sums)?,
         })
+    }
+
+    fn of<'a>(&self, norm: &'a HeadNorm) -> NormedHeads<'a> {
+        NormedHeads {
+            heads: &norm.heads,
+            tokens: self.tokens,
+            params: &norm.params,
+        }
     }
 
     /// What attention reads of rows of queries, keys and values.
@@ -62,10 +88,9 @@ impl HeadNorms {
         [q, k, v]: [Rows<'a>; 3],
     ) -> Done<[Rows<'a>; 3]> {
         for (norm, rows) in self.norms.iter().zip([q, k]) {
-            let of = (&norm.heads, self.tokens);
             shared
                 .ops
-                .norm_heads(of, &norm.params, rows.values, &norm.made)?;
+                .norm_heads(self.of(norm), rows.values, &norm.made)?;
         }
         let [q, k] = self
             .norms
@@ -85,10 +110,11 @@ impl HeadNorms {
         let each = self.norms.iter().zip(dgammas).zip(rows).zip(gradients);
         for (((norm, dgamma), rows), gradient) in each {
             shared.ops.norm_heads_backward(
-                (&norm.heads, self.tokens),
-                &norm.params,
-                (rows.values, gradient.values),
-                (&self.sums, dgamma),
+                self.of(norm),
+                rows.values,
+                gradient.values,
+                &self.sums,
+                dgamma,
             )?;
         }
         Ok(())

@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
-use lowp_format::{Orientation, Part, Phase, QuantizedTensor, Recipe, Role, Shape};
+use lowp_format::{Buffer, Orientation, Part, Phase, QuantizedTensor, Recipe, Role, Shape};
 use lowp_fsdp::{ShardedModel, ShardedWeight};
 use lowp_gemm::table::{self, Pass};
 use lowp_gemm::{Dtype, GemmDesc, GemmKind, Operand, Scalars, ScaleMode};
@@ -18,9 +18,10 @@ use lowp_kernels::{
 use lowp_shard::GatherWatch;
 
 use super::TransformerError;
+use super::block::Span;
 use super::documents::Documents;
 use super::gemms::Gemms;
-use super::operand::{CastOperand, plan_repack};
+use super::operand::{CastOperand, OperandValues, plan_repack};
 use super::ops::Ops;
 use super::place::Arena;
 use super::sdpa::{Sdpa, SdpaSizes};
@@ -111,22 +112,34 @@ enum WeightPlan {
     Repack(CudaPlan, CudaBuffer<u8>),
 }
 
+/// The memory of a layer.
+#[derive(Debug)]
+pub(super) struct LinearMemory<'a> {
+    /// What the operands are called in the plan of memory.
+    pub(super) names: &'a OperandNames,
+    /// Where the gradient of the output will be.
+    pub(super) gradient: CudaBuffer<bf16>,
+    /// What an activation reads that makes the input: a matrix of its shape.
+    pub(super) before: Option<&'a CudaBuffer<bf16>>,
+    /// What an activation reads that makes the gradient.
+    pub(super) after: Option<&'a CudaBuffer<bf16>>,
+}
+
 impl<R: Recipe> Linear<R> {
-    /// Layer `index` of `model`, over `tokens` tokens the first of which is `first_token` of the batch. `gradient` is where its output's
-    /// gradient will be, and `readers` are layers before it that read the same input. An activation that makes the input reads a matrix of
-    /// its shape, and one that makes the gradient another: those of `activation`.
+    /// Layer `index` of `model`, over the tokens of `span`. `readers` are layers before it that read the same input.
     pub(super) fn new<'a>(
         shared: &Arc<Shared>,
         model: &ShardedModel<Cuda, R>,
         index: usize,
-        (tokens, first_token): (usize, u64),
-        gradient: CudaBuffer<bf16>,
-        (names, activation): (&OperandNames, [Option<&CudaBuffer<bf16>>; 2]),
+        span: Span,
+        memory: LinearMemory<'_>,
         mut readers: impl Iterator<Item = &'a Self>,
     ) -> Done<Self>
     where
         R: 'a,
     {
+        let Span { tokens, first } = span;
+        let names = memory.names;
         let missing =
             || TransformerError::Unsupported(format!("the model has no linear layer {index}"));
         let weight = Arc::clone(model.weight(index).ok_or_else(missing)?);
@@ -139,12 +152,17 @@ impl<R: Recipe> Linear<R> {
         table::check(&recipe)?;
         let plan = LinearPlan::new(&recipe, shape, tokens, names, shared.capability);
         let plan = plan.map_err(KernelError::from)?;
-        let cast = |role, width, of: (CudaBuffer<bf16>, bool)| {
-            let place = (role, Shape::new(tokens, width), first_token);
-            CastOperand::new(shared, operands, &plan, place, of)
+        let cast = |role, width, values, activated| {
+            let of = OperandValues {
+                values,
+                shape: Shape::new(tokens, width),
+                first_token: first,
+                activated,
+            };
+            CastOperand::new(shared, operands, &plan, role, of)
         };
-        let read = |at: usize| {
-            activation[at].cloned().ok_or_else(|| {
+        let read = |activation: Option<&CudaBuffer<bf16>>| {
+            activation.cloned().ok_or_else(|| {
                 TransformerError::Unsupported(format!("no activation before linear layer {index}"))
             })
         };
@@ -153,21 +171,17 @@ impl<R: Recipe> Linear<R> {
             None => {
                 let values = match &plan.input {
                     Some(place) => shared.arena.values(place)?,
-                    None => read(0)?,
+                    None => read(memory.before)?,
                 };
-                Arc::new(cast(
-                    Role::Activation,
-                    shape.cols,
-                    (values, names.activated),
-                )?)
+                Arc::new(cast(Role::Activation, shape.cols, values, names.activated)?)
             }
         };
         let gradient = match plan.gradient_is_made {
-            true => read(1)?,
-            false => gradient,
+            true => read(memory.after)?,
+            false => memory.gradient,
         };
         let activated = names.gradient.is_some();
-        let gradient = cast(Role::Gradient, shape.rows, (gradient, activated))?;
+        let gradient = cast(Role::Gradient, shape.rows, gradient, activated)?;
         let mut decoded = [None, None];
         for (decoded, weight) in decoded.iter_mut().zip(&plan.weights) {
             if let WeightUse::Decode(place) = weight {
@@ -212,7 +226,7 @@ impl<R: Recipe> Linear<R> {
         self.with_weight(Phase::Forward, |w| {
             let out = super::place::at(out, self.tokens * self.shape.rows)?;
             // SAFETY: operands and result have the shapes that the layer was made for.
-            unsafe { self.multiply(Pass::Forward, [&x, &w], (out, Dtype::Bf16), false) }
+            unsafe { self.multiply(Pass::Forward, [&x, &w], out, Dtype::Bf16, false) }
         })
     }
 
@@ -224,7 +238,7 @@ impl<R: Recipe> Linear<R> {
         self.with_weight(Phase::Backward, |w| {
             let dx = super::place::at(dx, self.tokens * self.shape.cols)?;
             // SAFETY: as in `forward`.
-            unsafe { self.multiply(Pass::InputGrad, [&dy, &w], (dx, Dtype::Bf16), accumulate) }
+            unsafe { self.multiply(Pass::InputGrad, [&dy, &w], dx, Dtype::Bf16, accumulate) }
         })
     }
 
@@ -235,12 +249,12 @@ impl<R: Recipe> Linear<R> {
         self.gradient.prepare(Pass::WeightGrad)?;
         let dy = self.gradient.operand(Pass::WeightGrad)?;
         let x = self.input.operand(Pass::WeightGrad)?;
-        let out = match self.weight.gradient()? {
+        let (out, dtype) = match self.weight.gradient()? {
             Source::F32(buffer) => (super::place::at(&buffer, rows * cols)?, Dtype::F32),
             Source::Bf16(buffer) => (super::place::at(&buffer, rows * cols)?, Dtype::Bf16),
         };
         // SAFETY: as in `forward`.
-        unsafe { self.multiply(Pass::WeightGrad, [&dy, &x], out, false) }?;
+        unsafe { self.multiply(Pass::WeightGrad, [&dy, &x], out, dtype, false) }?;
         self.weight.push_gradient()?;
         self.mark("gradients to their owners")
     }
@@ -257,7 +271,8 @@ impl<R: Recipe> Linear<R> {
         &self,
         pass: Pass,
         [left, right]: [&Operand; 2],
-        (out, dtype): (u64, Dtype),
+        out: u64,
+        dtype: Dtype,
         accumulate: bool,
     ) -> Done {
         let Shared {
@@ -379,8 +394,8 @@ impl<R: Recipe> Linear<R> {
         let plan = match (&self.plan.weights[phase as usize], scales) {
             (WeightUse::Repack { form, place }, Some(buffer)) => {
                 let to = arena.codes(place)?;
-                let from = (&buffer.spec, &buffer.storage);
-                let plan = plan_repack(cuda, from, self.shape, (orientation, *form), &to)?;
+                let Buffer { spec, storage } = buffer;
+                let plan = plan_repack(cuda, spec, storage, self.shape, orientation, *form, &to)?;
                 WeightPlan::Repack(plan, to)
             }
             _ => WeightPlan::AsItIs,

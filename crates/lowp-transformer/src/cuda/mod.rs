@@ -13,6 +13,7 @@ mod linear;
 mod model;
 mod module;
 mod network;
+mod norm;
 mod operand;
 mod ops;
 mod place;

@@ -17,12 +17,13 @@ use lowp_kernels::{Backend, Cuda, CudaBuffer, Pending};
 
 use super::TransformerError;
 use super::batch::{Batch, Tokens};
-use super::block::{Layer, Norm, Span, f32_gradient, var_buffer};
+use super::block::{Layer, Span};
 use super::documents::Documents;
 use super::gemms::Gemms;
 use super::linear::Shared;
-use super::ops::Ops;
-use super::place::{Arena, at, bytes};
+use super::norm::{Norm, NormVars, StreamInput, f32_gradient, var_buffer};
+use super::ops::{CrossEntropy, EmbeddingSizes, Ops};
+use super::place::{Arena, at};
 use super::sdpa::has_cudnn;
 use super::trace::{Profile, Trace};
 use super::transient::Transient;
@@ -94,26 +95,7 @@ impl<R: Recipe> Transformer<R> {
         } = *sizes;
         let tokens = span.tokens(seq).map_err(TransformerError::Unsupported)?;
         let places = ModelPlaces::new(sizes, tokens);
-        let trace = Arc::new(Trace::new(cuda));
-        let arena = Arena::new(cuda, span.recompute);
-        let documents = span.documents.then(|| {
-            let mask = span.cudnn != CudnnPasses::None && has_cudnn();
-            Documents::new(&arena, &DocumentPlaces::new(sizes, tokens, mask))
-        });
-        let shared = Arc::new(Shared {
-            cuda: cuda.clone(),
-            ops: Ops::new(cuda, &trace)?,
-            gemms: Gemms::new(cuda, arena.codes(&places.products)?, &trace)?,
-            trace,
-            arena,
-            places,
-            capability: cuda.capability()?,
-            cudnn: span.cudnn,
-            agree_amaxes: span.agree_amaxes,
-            prefetch: span.prefetch,
-            sdpa: Known::default(),
-            documents: documents.transpose()?,
-        });
+        let shared = Arc::new(shared(cuda, sizes, span, tokens, places)?);
         check_shapes(sizes, model)?;
         let positions = match block {
             Block::Gpt => Some((1, var_buffer(model, 1)?.clone())),
@@ -127,10 +109,15 @@ impl<R: Recipe> Transformer<R> {
         };
         // The last norm, and the head after it, unless that is the embedding.
         let last = model.var_shapes().len().saturating_sub(1);
-        let (norm_at, head_at) = match block {
-            Block::Gpt => (last.saturating_sub(2), Some(last)),
-            Block::Llama(LlamaSizes { tied: true, .. }) => (last, None),
-            Block::Llama(_) => (last.saturating_sub(1), Some(last)),
+        let (gamma, beta, head_at) = match block {
+            Block::Gpt => (last.saturating_sub(2), true, Some(last)),
+            Block::Llama(LlamaSizes { tied: true, .. }) => (last, false, None),
+            Block::Llama(_) => (last.saturating_sub(1), false, Some(last)),
+        };
+        let norm = NormVars {
+            gamma,
+            beta,
+            eps: sizes.eps(),
         };
         let head = match (head_at, &places.tied_grad) {
             (Some(at), None) => Head::Own(Transient::new(&shared, model, at)?),
@@ -145,29 +132,13 @@ impl<R: Recipe> Transformer<R> {
             tokens,
             first: first_token,
         };
-        let layer =
-            |index| Layer::new(&shared, model, sizes, (index, part), (&dx, angles.as_ref()));
-        let by_position = positions_of(sequences, seq);
+        let layer = |index| Layer::new(&shared, model, sizes, index, part, &dx, angles.as_ref());
         Ok(Self {
             sizes: *sizes,
             tokens,
-            batch: Batch {
-                ids: shared.arena.codes(&places.ids)?,
-                targets: shared.arena.codes(&places.targets)?,
-                starts: shared.arena.codes(&places.starts)?,
-                order: shared.arena.codes(&places.order)?,
-                by_position: [
-                    cuda.upload(&bytes(&by_position[0]))?,
-                    cuda.upload(&bytes(&by_position[1]))?,
-                ],
-            },
+            batch: Batch::new(&shared, sequences, seq)?,
             layers: (0..layers).map(layer).collect::<Result<_, _>>()?,
-            norm: Norm::new(
-                &shared,
-                model,
-                (norm_at, matches!(block, Block::Gpt), sizes.eps()),
-                &places.norm,
-            )?,
+            norm: Norm::new(&shared, model, norm, &places.norm)?,
             table: Transient::new(&shared, model, 0)?,
             positions,
             head,
@@ -313,7 +284,7 @@ impl<R: Recipe> Transformer<R> {
         self.batch.upload(cuda, batch, self.sizes.vocab)?;
         if let Some(documents) = documents {
             let of_tokens = [self.tokens, self.sizes.seq];
-            documents.upload((cuda, ops), of_tokens, batch.first_seen)?;
+            documents.upload(cuda, ops, of_tokens, batch.first_seen)?;
         }
         Ok(trace.mark(|| "tokens to the device".to_owned())?)
     }
@@ -327,7 +298,7 @@ impl<R: Recipe> Transformer<R> {
             dim, seq, vocab, ..
         } = self.sizes;
         let documents = self.shared.documents.is_some();
-        batch.check([self.tokens, vocab], documents)?;
+        batch.check(self.tokens, vocab, documents)?;
         // In the order of their use, before work that they need not wait for.
         self.table.prefetch()?;
         if let Some(first) = self.layers.first() {
@@ -341,8 +312,13 @@ impl<R: Recipe> Transformer<R> {
             .map_or(&self.norm, |layer| &layer.norms[0]);
         let positions = self.positions.as_ref().map(|(_, positions)| positions);
         self.table.with_values(|table| {
-            let sizes = [self.tokens, dim, seq, vocab];
-            ops.embedding(sizes, &self.batch.ids, (table, positions), &first.x)
+            let sizes = EmbeddingSizes {
+                tokens: self.tokens,
+                dim,
+                seq,
+                vocab,
+            };
+            ops.embedding(sizes, &self.batch.ids, table, positions, &first.x)
         })?;
         let head = match &self.head {
             Head::Own(head) => head,
@@ -350,19 +326,21 @@ impl<R: Recipe> Transformer<R> {
         };
         let version = head.version()?;
         let rounded = version.is_some() && self.head_version == version;
-        let mut x: Option<&Values> = None;
+        let mut stream: Option<StreamInput<'_>> = None;
         for (index, layer) in self.layers.iter().enumerate() {
             let next = || match self.layers.get(index + 1) {
                 Some(next) => next.prefetch(Phase::Forward),
                 None if rounded => Ok(()),
                 None => head.prefetch(),
             };
-            layer.forward(x.map(|x| (x, &self.branch)), &self.branch, next)?;
-            x = Some(&layer.norms[1].x);
+            layer.forward(stream, &self.branch, next)?;
+            stream = Some(StreamInput {
+                x: &layer.norms[1].x,
+                branch: &self.branch,
+            });
         }
         let h = self.shared.arena.values(&self.shared.places.last)?;
-        self.norm
-            .forward(ops, self.size(), x.map(|x| (x, &self.branch)), &h)?;
+        self.norm.forward(ops, self.size(), stream, &h)?;
         if !rounded {
             head.with_values(|head| ops.narrow(head, &self.head_values, vocab * dim))?;
             self.head_version = version;
@@ -402,13 +380,16 @@ impl<R: Recipe> Transformer<R> {
             let (first, rows) = (tokens.start, tokens.len());
             let read = self.enqueue_logits(tokens.clone(), &h, &logits)?;
             let dlogits = gradients.as_ref().map(|(dlogits, ..)| dlogits);
-            ops.cross_entropy(
-                (tokens, vocab),
-                (&logits, &self.batch.targets),
-                &self.losses,
-                dlogits,
-                [scale, self.z_loss],
-            )?;
+            ops.cross_entropy(CrossEntropy {
+                tokens,
+                vocab,
+                logits: &logits,
+                targets: &self.batch.targets,
+                losses: &self.losses,
+                gradients: dlogits,
+                scale,
+                z_loss: self.z_loss,
+            })?;
             let Some((dlogits, dh, head)) = &gradients else {
                 continue;
             };
@@ -439,7 +420,7 @@ impl<R: Recipe> Transformer<R> {
         let (tokens, dx) = (self.tokens, &self.dx);
         let dh = arena.values(&self.shared.places.dh)?;
         self.norm
-            .backward(&self.shared, model, self.size(), &dh, (None, dx))?;
+            .backward(&self.shared, model, self.size(), &dh, None, dx)?;
         for (index, layer) in self.layers.iter().enumerate().rev() {
             let next = || match index
                 .checked_sub(1)
@@ -458,21 +439,47 @@ impl<R: Recipe> Transformer<R> {
             Head::Own(_) => None,
             Head::Tied(gradient) => Some(gradient),
         };
-        ops.sum_rows(
-            dx,
-            (&self.batch.starts, &self.batch.order),
-            (of_head, &grad),
-            [tokens, vocab, dim],
-        )?;
+        let Batch { starts, order, .. } = &self.batch;
+        ops.sum_rows(dx, starts, order, of_head, &grad, [tokens, vocab, dim])?;
         model.push_var_gradient(self.table.index)?;
         if let Some((index, _)) = self.positions {
             let grad = f32_gradient(model, index)?;
             let [starts, order] = &self.batch.by_position;
-            ops.sum_rows(dx, (starts, order), (None, &grad), [tokens, seq, dim])?;
+            ops.sum_rows(dx, starts, order, None, &grad, [tokens, seq, dim])?;
             model.push_var_gradient(index)?;
         }
         Ok(())
     }
+}
+
+/// What the parts of a model have in common.
+fn shared(
+    cuda: &Cuda,
+    sizes: &Sizes,
+    span: MicroBatch,
+    tokens: usize,
+    places: ModelPlaces,
+) -> Done<Shared> {
+    let trace = Arc::new(Trace::new(cuda));
+    let arena = Arena::new(cuda, span.recompute);
+    let documents = span.documents.then(|| {
+        let mask = span.cudnn != CudnnPasses::None && has_cudnn();
+        Documents::new(&arena, &DocumentPlaces::new(sizes, tokens, mask))
+    });
+    Ok(Shared {
+        cuda: cuda.clone(),
+        ops: Ops::new(cuda, &trace)?,
+        gemms: Gemms::new(cuda, arena.codes(&places.products)?, &trace)?,
+        trace,
+        arena,
+        places,
+        capability: cuda.capability()?,
+        cudnn: span.cudnn,
+        agree_amaxes: span.agree_amaxes,
+        prefetch: span.prefetch,
+        sdpa: Known::default(),
+        documents: documents.transpose()?,
+    })
 }
 
 /// Checks that `model` has the weights and variables of these sizes.
@@ -512,11 +519,4 @@ fn dense(sizes: [usize; 3], k_inner: [bool; 2], out: Dtype) -> GemmDesc {
 
 fn ptr(buffer: &Values) -> OperandPtr {
     OperandPtr::values(buffer.pointer())
-}
-
-/// The tokens of each position in the order of sequences: where they begin, and their places.
-fn positions_of(sequences: usize, seq: usize) -> [Vec<u32>; 2] {
-    let starts = (0..=seq).map(|p| (p * sequences) as u32).collect();
-    let order = (0..seq).flat_map(|p| (0..sequences).map(move |s| (s * seq + p) as u32));
-    [starts, order.collect()]
 }

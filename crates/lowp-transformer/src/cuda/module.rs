@@ -74,6 +74,6 @@ impl Kernels {
         }
         let mut words: Vec<u64> = args.iter().map(|arg| arg.word()).collect();
         // SAFETY: the caller's promise; the parameters are those that the kernel takes.
-        Ok(unsafe { self.library.launch(function, [blocks, threads], &mut words) }?)
+        Ok(unsafe { self.library.launch(function, blocks, threads, &mut words) }?)
     }
 }

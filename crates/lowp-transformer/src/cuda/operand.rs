@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use half::bf16;
 use lowp_format::{BufferSpec, Form, Orientation, Part, Role, ScaleLayout, Shape, Usage};
-use lowp_fsdp::{OperandEncode, RecipeOperands};
+use lowp_fsdp::{OperandEncode, OperandPart, RecipeOperands};
 use lowp_gemm::table::Pass;
 use lowp_gemm::{GemmKind, Operand};
 use lowp_kernels::{
-    Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, KernelError, RepackJob, Source, StepScalars,
-    Work,
+    Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, Element, KernelError, RepackJob, Source,
+    StepScalars, Target, Work,
 };
 
 use super::TransformerError;
@@ -19,8 +19,33 @@ use crate::linear_plan::{Decode, LinearPlan, Repack};
 
 type Done<T = ()> = Result<T, TransformerError>;
 
-/// What is planned for an orientation, and where it goes.
-type Planned<T> = (Orientation, CudaPlan, CudaBuffer<T>);
+/// What is planned for an orientation.
+#[derive(Debug)]
+struct Planned<T: Element> {
+    orientation: Orientation,
+    plan: CudaPlan,
+    /// Where it goes.
+    to: CudaBuffer<T>,
+}
+
+/// A cast that the backward pass of an activation does.
+#[derive(Debug)]
+struct MadeAgain {
+    cast: OperandEncode<Cuda>,
+    /// The address of its job.
+    job: u64,
+}
+
+/// The values of an operand of a layer.
+#[derive(Clone, Debug)]
+pub(super) struct OperandValues {
+    pub(super) values: CudaBuffer<bf16>,
+    pub(super) shape: Shape,
+    /// The token of the batch that the first row belongs to.
+    pub(super) first_token: u64,
+    /// Whether an activation makes them. If it also rounds them, `values` are what it reads.
+    pub(super) activated: bool,
+}
 
 /// What the activation that makes an operand does of its cast, by the address of the job.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +70,7 @@ pub(super) struct CastOperand {
     /// What an activation does that makes it.
     job: Job,
     /// The cast of its columns, where backward makes it again.
-    again: Option<(OperandEncode<Cuda>, u64)>,
+    again: Option<MadeAgain>,
     /// The products of the layers.
     products: [GemmKind; 3],
     /// Planned decodes of its codes.
@@ -55,15 +80,20 @@ pub(super) struct CastOperand {
 }
 
 impl CastOperand {
-    /// The operand in `role` of a layer with this plan: `values`, a matrix of `shape` whose first row is token `first_token` of the batch.
-    /// Where it is `activated`, an activation makes it; if that also rounds it, `values` are what the activation reads.
+    /// The operand in `role` of a layer with this plan.
     pub(super) fn new(
         shared: &Arc<Shared>,
         operands: &Arc<RecipeOperands<Cuda>>,
         plan: &LinearPlan,
-        (role, shape, first_token): (Role, Shape, u64),
-        (values, activated): (CudaBuffer<bf16>, bool),
+        role: Role,
+        of: OperandValues,
     ) -> Done<Self> {
+        let OperandValues {
+            values,
+            shape,
+            first_token,
+            activated,
+        } = of;
         let arena = &shared.arena;
         let mut rounded = [None, None];
         for of in plan.rounded.iter().filter(|of| of.role == role) {
@@ -79,7 +109,12 @@ impl CastOperand {
         };
         let plan_cast = |usage, rounded| {
             let source = Source::Bf16(values.clone());
-            operands.plan_encode(role, (shape, usage, first_token), (&source, rounded), lend)
+            let part = OperandPart {
+                shape,
+                usage,
+                first_token,
+            };
+            operands.plan_encode(role, part, &source, rounded, lend)
         };
         let rounding = |cast: &OperandEncode<Cuda>| {
             let job = cast.one_pass().and_then(CudaPlan::rounds_of_blocks);
@@ -91,7 +126,8 @@ impl CastOperand {
             (Role::Activation, [rows, columns]) if plan.input_is_made_again => {
                 let again = plan_cast(Usage::COLUMNWISE, [None, columns])?;
                 let job = rounding(&again)?;
-                (plan_cast(Usage::ROWWISE, [rows, None])?, Some((again, job)))
+                let again = MadeAgain { cast: again, job };
+                (plan_cast(Usage::ROWWISE, [rows, None])?, Some(again))
             }
             (_, rounded) => (plan_cast(Usage::BOTH, rounded)?, None),
         };
@@ -159,7 +195,11 @@ impl CastOperand {
             out: Source::Bf16(out.clone()),
         };
         let plan = shared.cuda.plan(Work::Decode(vec![job]))?;
-        Ok((*orientation, plan, out))
+        Ok(Planned {
+            orientation: *orientation,
+            plan,
+            to: out,
+        })
     }
 
     fn plan_repack(&self, repack: &Repack) -> Done<Option<Planned<u8>>> {
@@ -174,9 +214,13 @@ impl CastOperand {
             return Ok(None);
         };
         let to = arena.codes(to)?;
-        let from = (&target.spec, &target.bytes);
-        let plan = plan_repack(cuda, from, self.shape, (*orientation, *form), &to)?;
-        Ok(Some((*orientation, plan, to)))
+        let Target { spec, bytes, .. } = target;
+        let plan = plan_repack(cuda, spec, bytes, self.shape, *orientation, *form, &to)?;
+        Ok(Some(Planned {
+            orientation: *orientation,
+            plan,
+            to,
+        }))
     }
 
     /// What becomes of what an activation makes for it.
@@ -190,7 +234,7 @@ impl CastOperand {
 
     /// The job by which the backward pass of the activation rounds what it makes again.
     pub(super) fn made_again(&self) -> Option<u64> {
-        self.again.as_ref().map(|(_, job)| *job)
+        self.again.as_ref().map(|again| again.job)
     }
 
     /// Casts the values, as far as an activation has not.
@@ -218,12 +262,12 @@ impl CastOperand {
         let orientation = self.orientation(pass);
         if self.products[pass as usize] != GemmKind::Bf16 {
             return match planned(&self.repacks, orientation) {
-                Some((_, repack, _)) => Ok(cuda.run(repack, &StepScalars::default())?),
+                Some(repack) => Ok(cuda.run(&repack.plan, &StepScalars::default())?),
                 None => Ok(()),
             };
         }
-        if let Some((_, decode, _)) = planned(&self.decodes, orientation) {
-            cuda.run(decode, &StepScalars::default())?;
+        if let Some(decode) = planned(&self.decodes, orientation) {
+            cuda.run(&decode.plan, &StepScalars::default())?;
             trace.mark(|| "decode of operands".to_owned())?;
         }
         Ok(())
@@ -240,13 +284,13 @@ impl CastOperand {
             };
             let kernel = self.cast.quantizers().of(orientation).kernel;
             let mut operand = Operand::codes(product, orientation, &kernel, find)?;
-            if let Some((_, _, scales)) = planned(&self.repacks, orientation) {
-                operand.ptr.scale = scales.pointer();
+            if let Some(repack) = planned(&self.repacks, orientation) {
+                operand.ptr.scale = repack.to.pointer();
             }
             return Ok(operand);
         }
-        let decoded = planned(&self.decodes, orientation).map(|(_, _, values)| values);
-        let again = self.again.as_ref().map(|(again, _)| again);
+        let decoded = planned(&self.decodes, orientation).map(|decode| &decode.to);
+        let again = self.again.as_ref().map(|again| &again.cast);
         let casts = [Some(&self.cast), again].into_iter().flatten();
         let rounded = casts.filter_map(|cast| cast.values(orientation)).next();
         let values = rounded.or(decoded).unwrap_or(&self.values);
@@ -262,16 +306,19 @@ impl CastOperand {
     }
 }
 
-fn planned<T>(all: &[Planned<T>], orientation: Orientation) -> Option<&Planned<T>> {
-    all.iter().find(|(of, ..)| *of == orientation)
+fn planned<T: Element>(all: &[Planned<T>], orientation: Orientation) -> Option<&Planned<T>> {
+    all.iter()
+        .find(|planned| planned.orientation == orientation)
 }
 
 /// Plans a copy of block scales of a matrix of `shape` from their Compact form to `form`.
 pub(super) fn plan_repack(
     cuda: &Cuda,
-    (spec, from): (&BufferSpec, &CudaBuffer<u8>),
+    spec: &BufferSpec,
+    from: &CudaBuffer<u8>,
     shape: Shape,
-    (orientation, form): (Orientation, Form),
+    orientation: Orientation,
+    form: Form,
     to: &CudaBuffer<u8>,
 ) -> Done<CudaPlan> {
     let layout = |form| ScaleLayout::new(spec, shape, orientation, form).map_err(KernelError::from);

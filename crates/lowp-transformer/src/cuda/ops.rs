@@ -5,7 +5,6 @@
     reason = "launches kernels over addresses of buffers whose lengths were checked"
 )]
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
@@ -18,6 +17,12 @@ use super::trace::Trace;
 use crate::params::{self, Arg};
 use crate::places::{NORM_HEADS, NORM_ROWS, head_norm_sums, norm_sums};
 
+mod args;
+
+pub(super) use args::{
+    Branch, CrossEntropy, EmbeddingSizes, Heads, NormBackward, NormParams, NormedHeads,
+};
+
 type Values = CudaBuffer<bf16>;
 type Sums = CudaBuffer<f32>;
 type Done = Result<(), TransformerError>;
@@ -28,32 +33,6 @@ pub(super) const THREADS: usize = 256;
 /// The kernels of this crate on one stream.
 #[derive(Debug)]
 pub(super) struct Ops(Kernels, Arc<Trace>);
-
-/// Gamma and, in layer norms, beta.
-#[derive(Clone, Debug)]
-pub(super) struct NormParams {
-    pub(super) gamma: Sums,
-    pub(super) beta: Option<Sums>,
-    /// What is added to the variance.
-    pub(super) eps: f32,
-}
-
-/// How heads lie in rows of tokens.
-#[derive(Clone, Debug)]
-pub(super) struct Heads {
-    /// Heads in the rows.
-    pub(super) count: usize,
-    /// Heads that each of them serves.
-    pub(super) groups: usize,
-    pub(super) dim: usize,
-    pub(super) seq: usize,
-    /// Values of a row.
-    pub(super) stride: usize,
-    /// First value of the heads in a row.
-    pub(super) first: usize,
-    /// Cosine and sine by position and half a head, where pairs are turned.
-    pub(super) angles: Option<Sums>,
-}
 
 fn null_or<T: lowp_kernels::Element>(
     buffer: Option<&CudaBuffer<T>>,
@@ -101,11 +80,13 @@ impl Ops {
         unsafe { self.launch(name, [count.div_ceil(THREADS), 1], [THREADS, 1], &args) }
     }
 
-    /// `out = x + branch` where there is a branch, and `h` its norm. `x` is `[tokens, dim]`; `stats` two values per row.
+    /// `branch.sum = x + branch.values` where there is a branch, and `h` the norm of the sum, or of `x`. `x` is `[tokens, dim]`; `stats` two
+    /// values per row.
     pub(super) fn norm(
         &self,
         [tokens, dim]: [usize; 2],
-        (x, branch): (&Values, Option<(&Values, &Values)>),
+        x: &Values,
+        branch: Option<Branch<'_>>,
         params: &NormParams,
         h: &Values,
         stats: &Sums,
@@ -113,8 +94,8 @@ impl Ops {
         let len = tokens * dim;
         let args = [
             Arg::Pointer(at(x, len)?),
-            null_or(branch.map(|(branch, _)| branch), len)?,
-            null_or(branch.map(|(_, out)| out), len)?,
+            null_or(branch.map(|branch| branch.values), len)?,
+            null_or(branch.map(|branch| branch.sum), len)?,
             Arg::Pointer(at(h, len)?),
             Arg::Pointer(at(&params.gamma, dim)?),
             null_or(params.beta.as_ref(), dim)?,
@@ -131,10 +112,17 @@ impl Ops {
     pub(super) fn norm_backward(
         &self,
         [tokens, dim]: [usize; 2],
-        (dh, x, stats): (&Values, &Values, &Sums),
         params: &NormParams,
-        (residual, dx): (Option<&Values>, &Values),
-        (partial, dgamma, dbeta): (&Sums, &Sums, Option<&Sums>),
+        NormBackward {
+            dh,
+            x,
+            stats,
+            residual,
+            dx,
+            partial,
+            dgamma,
+            dbeta,
+        }: NormBackward<'_>,
     ) -> Done {
         let len = tokens * dim;
         let blocks = tokens.div_ceil(NORM_ROWS);
@@ -183,14 +171,14 @@ impl Ops {
 
     /// Copies heads out of rows of tokens.
     pub(super) fn split(&self, heads: &Heads, tokens: usize, from: &Values, to: &Values) -> Done {
-        self.heads("split_heads", heads, tokens, (from, to), |from, to| {
+        self.heads("split_heads", heads, tokens, from, to, |from, to| {
             [from, to]
         })
     }
 
     /// Copies heads into rows of tokens, or the sums of those that share one.
     pub(super) fn merge(&self, heads: &Heads, tokens: usize, from: &Values, to: &Values) -> Done {
-        self.heads("merge_heads", heads, tokens, (to, from), |rows, heads| {
+        self.heads("merge_heads", heads, tokens, to, from, |rows, heads| {
             [heads, rows]
         })
     }
@@ -208,7 +196,8 @@ impl Ops {
             angles,
         }: &Heads,
         tokens: usize,
-        (rows, split): (&Values, &Values),
+        rows: &Values,
+        split: &Values,
         order: impl Fn(u64, u64) -> [u64; 2],
     ) -> Done {
         if first + count * dim > *stride || !dim.is_multiple_of(16) || !tokens.is_multiple_of(*seq)
@@ -261,13 +250,12 @@ impl Ops {
     }
 
     /// `y`: each head of `x`, which fill their rows, over its root mean square and times gamma, turned by the position of its token.
-    pub(super) fn norm_heads(
-        &self,
-        (heads, tokens): (&Heads, usize),
-        params: &NormParams,
-        x: &Values,
-        y: &Values,
-    ) -> Done {
+    pub(super) fn norm_heads(&self, of: NormedHeads<'_>, x: &Values, y: &Values) -> Done {
+        let NormedHeads {
+            heads,
+            tokens,
+            params,
+        } = of;
         let OfHeads { len, sizes, each } = of_heads(heads, tokens)?;
         let mut args = vec![
             Arg::Pointer(at(x, len)?),
@@ -282,14 +270,20 @@ impl Ops {
         unsafe { self.launch("norm_heads", [blocks, 1], [THREADS, 1], &args) }
     }
 
-    /// The gradient for `x` in the place of that for the result, and that of gamma.
+    /// The gradient for `x` in the place of that for the result, and that of gamma; `partial` is memory for the sums of blocks.
     pub(super) fn norm_heads_backward(
         &self,
-        (heads, tokens): (&Heads, usize),
-        params: &NormParams,
-        (x, dy): (&Values, &Values),
-        (partial, dgamma): (&Sums, &Sums),
+        of: NormedHeads<'_>,
+        x: &Values,
+        dy: &Values,
+        partial: &Sums,
+        dgamma: &Sums,
     ) -> Done {
+        let NormedHeads {
+            heads,
+            tokens,
+            params,
+        } = of;
         let OfHeads { len, sizes, .. } = of_heads(heads, tokens)?;
         let (dim, all) = (heads.dim, tokens * heads.count);
         let mut args = vec![
@@ -337,9 +331,11 @@ impl Ops {
     /// before the first that its token sees.
     pub(super) fn softmax(
         &self,
-        (scores, p): (&Sums, &Values),
+        scores: &Sums,
+        p: &Values,
         [sequences, heads, seq]: [usize; 3],
-        (window, first_seen): (usize, Option<&CudaBuffer<u8>>),
+        window: usize,
+        first_seen: Option<&CudaBuffer<u8>>,
     ) -> Done {
         let matrices = sequences * heads;
         let len = matrices * seq * seq;
@@ -358,7 +354,9 @@ impl Ops {
     /// The gradient of scores that were multiplied by `scale`.
     pub(super) fn softmax_backward(
         &self,
-        (p, dp, ds): (&Values, &Sums, &Values),
+        p: &Values,
+        dp: &Sums,
+        ds: &Values,
         matrices: usize,
         seq: usize,
         scale: f32,
@@ -378,11 +376,18 @@ impl Ops {
     /// Rows of `table` by token, and of `positions`. `ids` are below `vocab`.
     pub(super) fn embedding(
         &self,
-        [tokens, dim, seq, vocab]: [usize; 4],
+        sizes: EmbeddingSizes,
         ids: &CudaBuffer<u8>,
-        (table, positions): (&CudaBuffer<u8>, Option<&Sums>),
+        table: &CudaBuffer<u8>,
+        positions: Option<&Sums>,
         x: &Values,
     ) -> Done {
+        let EmbeddingSizes {
+            tokens,
+            dim,
+            seq,
+            vocab,
+        } = sizes;
         let args = [
             Arg::Pointer(at(ids, 4 * tokens)?),
             Arg::Pointer(at(table, 4 * vocab * dim)?),
@@ -399,8 +404,10 @@ impl Ops {
     pub(super) fn sum_rows(
         &self,
         dx: &Values,
-        (starts, order): (&CudaBuffer<u8>, &CudaBuffer<u8>),
-        (plus, out): (Option<&Sums>, &Sums),
+        starts: &CudaBuffer<u8>,
+        order: &CudaBuffer<u8>,
+        plus: Option<&Sums>,
+        out: &Sums,
         [tokens, rows, dim]: [usize; 3],
     ) -> Done {
         let args = [
@@ -416,15 +423,19 @@ impl Ops {
         unsafe { self.launch("sum_rows", [rows, warps], [32, 1], &args) }
     }
 
-    /// The losses of `tokens` of a batch, whose logits are given, and, with `gradients`, `scale` times their gradients, with that of a
-    /// z-loss.
+    /// The losses of some tokens of a batch, whose logits are given, and their gradients where they have a place.
     pub(super) fn cross_entropy(
         &self,
-        (tokens, vocab): (Range<usize>, usize),
-        (logits, targets): (&Sums, &CudaBuffer<u8>),
-        losses: &Sums,
-        gradients: Option<&Values>,
-        [scale, z_loss]: [f32; 2],
+        CrossEntropy {
+            tokens,
+            vocab,
+            logits,
+            targets,
+            losses,
+            gradients,
+            scale,
+            z_loss,
+        }: CrossEntropy<'_>,
     ) -> Done {
         let first = 4 * tokens.start as u64;
         let (last, tokens) = (tokens.end, tokens.len());

@@ -64,7 +64,7 @@ pub struct HubError(String);
 /// The parameters of a model that a config.json describes.
 #[derive(Clone, Debug, Default)]
 pub struct HubModel {
-    /// The file.
+    /// The name of the file that describes it, for errors.
     pub name: String,
     /// Transformer blocks.
     pub blocks: usize,
@@ -221,11 +221,159 @@ fn experts(keys: &Keys, known: Option<&str>, blocks: usize) -> Result<Option<Exp
     }))
 }
 
+/// The sizes of a model like Llama.
+#[derive(Clone, Copy, Debug)]
+struct LlamaShape {
+    hidden: usize,
+    blocks: usize,
+    /// Values of a head.
+    head: usize,
+    /// Values of all heads of queries.
+    queries: usize,
+    /// Values of all heads of keys, and of values.
+    values: usize,
+    vocabulary: usize,
+    /// Width of the MLP of blocks without experts; 0 where all have some.
+    dense: usize,
+    experts: Option<Experts>,
+    attention_bias: bool,
+    qkv_bias: bool,
+    mlp_bias: bool,
+    qk_norm: bool,
+    tied: bool,
+}
+
+impl LlamaShape {
+    fn read(keys: &Keys, found: Option<&Type>) -> Result<Self, HubError> {
+        let hidden = keys.number("hidden_size", 1..=MAX_WIDTH)?;
+        let blocks = keys.number("num_hidden_layers", 1..=MAX_BLOCKS)?;
+        let heads = keys.number("num_attention_heads", 1..=MAX_HEADS)?;
+        let kv_heads = kv_heads(keys, found, heads)?;
+        let head = head_width(keys, hidden, heads)?;
+        let vocabulary = keys.number("vocab_size", 1..=MAX_VOCABULARY)?;
+        let known = found.and_then(|found| found.experts);
+        let experts = experts(keys, known, blocks)?;
+        let dense = match experts {
+            Some(experts) if experts.from == 0 => 0,
+            _ => keys.number("intermediate_size", 1..=MAX_WIDTH)?,
+        };
+        let [attention_bias, qkv_bias, mlp_bias] = biases(keys)?;
+        let tied = tied(keys)?;
+        let each = 7 + 3 * experts.map_or(0, |experts| experts.count);
+        if blocks * each > MAX_LAYERS {
+            return Err(keys.error(format!(
+                "num_hidden_layers is {blocks}, and each block has up to {each} linear layers; at most {MAX_LAYERS} in all are planned"
+            )));
+        }
+        Ok(Self {
+            hidden,
+            blocks,
+            head,
+            queries: heads * head,
+            values: kv_heads * head,
+            vocabulary,
+            dense,
+            experts,
+            attention_bias,
+            qkv_bias: qkv_bias || found.is_some_and(|found| found.qkv_bias),
+            mlp_bias,
+            qk_norm: found.is_some_and(|found| found.qk_norm),
+            tied,
+        })
+    }
+
+    /// Adds the parameters of a block.
+    fn add_block(&self, model: &mut HubModel, block: usize) {
+        let hidden = self.hidden;
+        for (name, rows, cols) in [
+            ("q", self.queries, hidden),
+            ("k", self.values, hidden),
+            ("v", self.values, hidden),
+            ("o", hidden, self.queries),
+        ] {
+            let name_of_layer = format!("model.layers.{block}.self_attn.{name}_proj");
+            model.linear(block, name_of_layer, rows, cols);
+            if self.attention_bias || (self.qkv_bias && name != "o") {
+                model.vector(rows);
+            }
+        }
+        if self.qk_norm {
+            model.vector(self.head);
+            model.vector(self.head);
+        }
+        // In front of attention and of the MLP.
+        model.vector(hidden);
+        model.vector(hidden);
+        match self.experts.filter(|experts| block >= experts.from) {
+            None => {
+                self.add_mlp(model, block, "mlp", self.dense);
+                if self.mlp_bias {
+                    for len in [self.dense, self.dense, hidden] {
+                        model.vector(len);
+                    }
+                }
+            }
+            Some(experts) => self.add_experts(model, block, experts),
+        }
+    }
+
+    /// Adds the layers of an MLP, or of an expert.
+    fn add_mlp(&self, model: &mut HubModel, block: usize, name: &str, width: usize) {
+        for (part, rows, cols) in [
+            ("gate", width, self.hidden),
+            ("up", width, self.hidden),
+            ("down", self.hidden, width),
+        ] {
+            let name = format!("model.layers.{block}.{name}.{part}_proj");
+            model.linear(block, name, rows, cols);
+        }
+    }
+
+    /// Adds what a sparse block has in the place of an MLP.
+    fn add_experts(&self, model: &mut HubModel, block: usize, experts: Experts) {
+        for expert in 0..experts.count {
+            self.add_mlp(
+                model,
+                block,
+                &format!("mlp.experts.{expert}"),
+                experts.width,
+            );
+        }
+        if experts.shared > 0 {
+            self.add_mlp(model, block, "mlp.shared_experts", experts.shared);
+        }
+        if experts.gated {
+            model.vector(self.hidden);
+        }
+        // The router.
+        model.matrix(experts.count, self.hidden, VarUse::Throughout);
+    }
+}
+
 /// A model like Llama.
 fn llama(keys: &Keys, found: Option<&Type>, model: &mut HubModel) -> Result<(), HubError> {
-    let hidden = keys.number("hidden_size", 1..=MAX_WIDTH)?;
-    let blocks = keys.number("num_hidden_layers", 1..=MAX_BLOCKS)?;
-    let heads = keys.number("num_attention_heads", 1..=MAX_HEADS)?;
+    let shape = LlamaShape::read(keys, found)?;
+    model.blocks = shape.blocks;
+    model.embedding(shape.vocabulary, shape.hidden, shape.tied);
+    for block in 0..shape.blocks {
+        shape.add_block(model, block);
+    }
+    model.vector(shape.hidden);
+    if !shape.tied {
+        model.matrix(shape.vocabulary, shape.hidden, VarUse::Last);
+    }
+    if shape.experts.is_some() {
+        model.notes.push(
+            "experts are sharded over all ranks like other layers, and every one is gathered in every pass: \
+             no expert parallelism"
+                .to_owned(),
+        );
+    }
+    Ok(())
+}
+
+/// Heads of keys and values.
+fn kv_heads(keys: &Keys, found: Option<&Type>, heads: usize) -> Result<usize, HubError> {
     let kv_heads = match keys.find("num_key_value_heads", 1..=MAX_HEADS)? {
         Some(kv_heads) => kv_heads,
         // As many as heads, where transformers or the file says so.
@@ -237,116 +385,36 @@ fn llama(keys: &Keys, found: Option<&Type>, model: &mut HubModel) -> Result<(), 
         }
         None => return Err(keys.missing("num_key_value_heads")),
     };
-    if !heads.is_multiple_of(kv_heads) {
-        return Err(keys.error(format!(
+    match heads.is_multiple_of(kv_heads) {
+        true => Ok(kv_heads),
+        false => Err(keys.error(format!(
             "num_key_value_heads is {kv_heads} and does not divide num_attention_heads, {heads}"
-        )));
+        ))),
     }
-    let head = match keys.find("head_dim", 1..=MAX_WIDTH)? {
-        Some(head) => head,
-        None if hidden.is_multiple_of(heads) => hidden / heads,
-        None => {
-            return Err(keys.error(format!(
-                "hidden_size is {hidden}, which {heads} num_attention_heads do not divide; add head_dim"
-            )));
-        }
-    };
-    let vocabulary = keys.number("vocab_size", 1..=MAX_VOCABULARY)?;
-    let known = found.and_then(|found| found.experts);
-    let experts = experts(keys, known, blocks)?;
-    let dense = match experts {
-        Some(experts) if experts.from == 0 => 0,
-        _ => keys.number("intermediate_size", 1..=MAX_WIDTH)?,
-    };
-    let [attention_bias, qkv_bias, mlp_bias] =
-        ["attention_bias", "qkv_bias", "mlp_bias"].map(|key| keys.flag(key));
-    let [attention_bias, qkv_bias, mlp_bias] =
-        [attention_bias?, qkv_bias?, mlp_bias?].map(|bias| bias.unwrap_or(false));
-    for (key, bias) in [
-        ("attention_bias", attention_bias),
-        ("qkv_bias", qkv_bias),
-        ("mlp_bias", mlp_bias),
-    ] {
+}
+
+/// Values of a head.
+fn head_width(keys: &Keys, hidden: usize, heads: usize) -> Result<usize, HubError> {
+    match keys.find("head_dim", 1..=MAX_WIDTH)? {
+        Some(head) => Ok(head),
+        None if hidden.is_multiple_of(heads) => Ok(hidden / heads),
+        None => Err(keys.error(format!(
+            "hidden_size is {hidden}, which {heads} num_attention_heads do not divide; add head_dim"
+        ))),
+    }
+}
+
+/// Whether attention has biases, its inputs alone, and the MLP; said where the file does not say that there are some.
+fn biases(keys: &Keys) -> Result<[bool; 3], HubError> {
+    const KEYS: [&str; 3] = ["attention_bias", "qkv_bias", "mlp_bias"];
+    let [attention, qkv, mlp] = KEYS.map(|key| keys.flag(key));
+    let biases = [attention?, qkv?, mlp?].map(|bias| bias.unwrap_or(false));
+    for (key, bias) in KEYS.into_iter().zip(biases) {
         if bias && keys.get(key).is_none() {
             keys.assume(key, bias);
         }
     }
-    let qkv_bias = qkv_bias || found.is_some_and(|found| found.qkv_bias);
-    let tied = tied(keys)?;
-    let each = 7 + 3 * experts.map_or(0, |experts| experts.count);
-    if blocks * each > MAX_LAYERS {
-        return Err(keys.error(format!(
-            "num_hidden_layers is {blocks}, and each block has up to {each} linear layers; at most {MAX_LAYERS} in all are planned"
-        )));
-    }
-    let (queries, values) = (heads * head, kv_heads * head);
-    model.blocks = blocks;
-    model.embedding(vocabulary, hidden, tied);
-    for block in 0..blocks {
-        let at = format!("model.layers.{block}");
-        for (name, rows, cols) in [
-            ("q", queries, hidden),
-            ("k", values, hidden),
-            ("v", values, hidden),
-            ("o", hidden, queries),
-        ] {
-            model.linear(block, format!("{at}.self_attn.{name}_proj"), rows, cols);
-            if attention_bias || (qkv_bias && name != "o") {
-                model.vector(rows);
-            }
-        }
-        if found.is_some_and(|found| found.qk_norm) {
-            model.vector(head);
-            model.vector(head);
-        }
-        // In front of attention and of the MLP.
-        model.vector(hidden);
-        model.vector(hidden);
-        let mut mlp = |name: &str, width: usize| {
-            for (part, rows, cols) in [
-                ("gate", width, hidden),
-                ("up", width, hidden),
-                ("down", hidden, width),
-            ] {
-                model.linear(block, format!("{at}.{name}.{part}_proj"), rows, cols);
-            }
-        };
-        match experts.filter(|experts| block >= experts.from) {
-            None => {
-                mlp("mlp", dense);
-                if mlp_bias {
-                    for len in [dense, dense, hidden] {
-                        model.vector(len);
-                    }
-                }
-            }
-            Some(experts) => {
-                for expert in 0..experts.count {
-                    mlp(&format!("mlp.experts.{expert}"), experts.width);
-                }
-                if experts.shared > 0 {
-                    mlp("mlp.shared_experts", experts.shared);
-                }
-                if experts.gated {
-                    model.vector(hidden);
-                }
-                // The router.
-                model.matrix(experts.count, hidden, VarUse::Throughout);
-            }
-        }
-    }
-    model.vector(hidden);
-    if !tied {
-        model.matrix(vocabulary, hidden, VarUse::Last);
-    }
-    if experts.is_some() {
-        model.notes.push(
-            "experts are sharded over all ranks like other layers, and every one is gathered in every pass: \
-             no expert parallelism"
-                .to_owned(),
-        );
-    }
-    Ok(())
+    Ok(biases)
 }
 
 /// Whether the head is the embedding; said where the file does not say it.

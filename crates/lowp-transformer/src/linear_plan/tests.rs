@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use lowp_comm::LocalComm;
 use lowp_format::AnyRecipe;
-use lowp_fsdp::{LayerMemory, OperandPlan, RecipeOperands};
+use lowp_fsdp::{LayerMemory, OperandPart, OperandPlan, RecipeOperands};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_shard::ScaleBookBuilder;
 
@@ -37,10 +37,14 @@ fn operands_are_cast_into_the_planned_buffers() {
         let encode = |plan: &LinearPlan, role, width: usize| {
             let shape = Shape::new(TOKENS, width);
             let room = || Cpu.alloc(shape.elements()).expect("room");
-            let part = (shape, Usage::BOTH, 0);
+            let part = OperandPart {
+                shape,
+                usage: Usage::BOTH,
+                first_token: 0,
+            };
             let values = Orientation::ALL.map(|o| is_rounded(&plan.rounded, role, o).then(room));
-            let source = (&Source::Bf16(room()), values);
-            let planned = operands.plan_encode(role, part, source, |_| Ok(None));
+            let source = Source::Bf16(room());
+            let planned = operands.plan_encode(role, part, &source, values, |_| Ok(None));
             planned.expect("a cast")
         };
         for capability in [HOPPER, BLACKWELL] {

@@ -2,6 +2,15 @@
 
 use candle_core::{Result, bail};
 
+/// Learned positions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Positions<'a> {
+    /// A row for each position.
+    pub(crate) positions: &'a [f32],
+    /// Tokens of a sequence.
+    pub(crate) seq: usize,
+}
+
 /// `x[t] = table[id[t]] + positions[t mod seq]`, without positions where there are none. Ids are whole sequences of `seq`, one after the
 /// other; tables have rows of `dim` values.
 ///
@@ -9,14 +18,15 @@ use candle_core::{Result, bail};
 /// An id or a position that no row has.
 pub(crate) fn embed(
     ids: &[u32],
-    (table, dim): (&[f32], usize),
-    positions: Option<(&[f32], usize)>,
+    table: &[f32],
+    dim: usize,
+    positions: Option<Positions<'_>>,
 ) -> Result<Vec<f32>> {
     let vocab = table.len() / dim;
     if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
         bail!("embedding: token {id} in a vocabulary of {vocab}");
     }
-    if let Some((positions, seq)) = positions
+    if let Some(Positions { positions, seq }) = positions
         && positions.len() < seq * dim
     {
         let rows = positions.len() / dim;
@@ -27,7 +37,7 @@ pub(crate) fn embed(
         let token = &table[id as usize * dim..][..dim];
         match positions {
             None => x.extend_from_slice(token),
-            Some((positions, seq)) => {
+            Some(Positions { positions, seq }) => {
                 let position = &positions[t % seq * dim..][..dim];
                 x.extend(token.iter().zip(position).map(|(a, b)| a + b));
             }

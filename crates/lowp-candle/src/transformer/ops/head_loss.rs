@@ -47,7 +47,8 @@ impl HeadLoss {
         head: Arc<dyn WeightSource>,
         targets: Arc<[u32]>,
         options: LossOptions,
-        (threads, logits): (usize, usize),
+        threads: usize,
+        logits: usize,
     ) -> Self {
         let (vocab, _) = head.shape();
         Self {

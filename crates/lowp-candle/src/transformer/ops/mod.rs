@@ -14,7 +14,7 @@ mod rotary;
 mod swiglu;
 
 pub(crate) use attention::{CausalAttention, Seen};
-pub(crate) use embedding::{add_rows, embed};
+pub(crate) use embedding::{Positions, add_rows, embed};
 pub(crate) use gelu::Gelu;
 pub(crate) use head_loss::{HeadLoss, LOGITS, LossOptions};
 pub(crate) use layer_norm::LayerNorm;

@@ -2,8 +2,8 @@
 
 use super::super::Gpt;
 use super::super::ops::{
-    CausalAttention, Gelu, HeadLoss, LayerNorm, LossOptions, RmsNorm, Rotary, Seen, SwiGlu,
-    add_rows, embed,
+    CausalAttention, Gelu, HeadLoss, LayerNorm, LossOptions, Positions, RmsNorm, Rotary, Seen,
+    SwiGlu, add_rows, embed,
 };
 use super::dense::Dense;
 use crate::{Linear, MemoryWeight, QuantLinear, WeightSource};
@@ -125,7 +125,13 @@ fn embedding() -> Result<()> {
     let ids = [0u32, 4, 4, 1, 2, 4];
     let gradient = flat(&[6, 3], 2)?;
     let dot = |a: &[f32], b: &[f32]| -> f32 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
-    let x = embed(&ids, (&tokens, 3), Some((&positions, 3)))?;
+    let of = |seq| {
+        Some(Positions {
+            positions: &positions,
+            seq,
+        })
+    };
+    let x = embed(&ids, &tokens, 3, of(3))?;
     let (mut of_tokens, mut of_positions) = ([0.0; 15], [0.0; 12]);
     let rows = ids.iter().map(|&id| id as usize);
     add_rows(&gradient, 3, rows, &mut of_tokens);
@@ -134,8 +140,8 @@ fn embedding() -> Result<()> {
     assert!((dot(&x, &gradient) - both).abs() < 1e-5);
     assert_eq!(of_tokens[9..12], [0.0; 3]);
     assert_eq!(of_positions[9..], [0.0; 3]);
-    assert!(embed(&[5], (&tokens, 3), None).is_err());
-    assert!(embed(&[0], (&tokens, 3), Some((&positions, 5))).is_err());
+    assert!(embed(&[5], &tokens, 3, None).is_err());
+    assert!(embed(&[0], &tokens, 3, of(5)).is_err());
     Ok(())
 }
 
@@ -209,7 +215,7 @@ fn loss(w: &Var, targets: &Arc<[u32]>, z_loss: f32, logits: usize) -> Result<Ove
 
 fn over(w: &Var, targets: &Arc<[u32]>, options: LossOptions, logits: usize) -> Result<OverVar> {
     let head = head(w)?;
-    let loss = HeadLoss::new(head.clone(), targets.clone(), options, (1, logits));
+    let loss = HeadLoss::new(head.clone(), targets.clone(), options, 1, logits);
     Ok(OverVar(loss, head))
 }
 
@@ -399,7 +405,7 @@ fn parts_of_a_batch_sum_to_the_whole() -> Result<()> {
             (_, shape) => vars.push(Var::from_vec(values, shape, &Device::Cpu)?),
         }
     }
-    let model = Gpt::new(config, layers, (vars, tables), (1, false))?;
+    let model = Gpt::new(config, layers, vars, tables, 1, false)?;
     let text: Vec<u32> = (0..=3 * 8u32).map(|i| i * 37 % 256).collect();
     let loss = |from: usize, to: usize| -> Result<f64> {
         let batch = Batch::new(text[from..to].to_vec(), text[from + 1..=to].to_vec());

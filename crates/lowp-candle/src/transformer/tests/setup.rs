@@ -6,7 +6,7 @@ use anyhow::Error;
 use lowp_checkpoint::{Checkpoint, Saver};
 use lowp_comm::{Mesh, MeshComm, run_ranks};
 use lowp_format::{AnyRecipe, Phase, Recipe, ReshardAfterForward};
-use lowp_fsdp::{ModelError, ModelOptions, Passes, ShardedModel, Sharding, VarPlace};
+use lowp_fsdp::{ModelError, ModelOptions, Passes, SavedModel, ShardedModel, Sharding, VarPlace};
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
 use lowp_shard::GradBucketOptions;
@@ -114,15 +114,24 @@ impl Setup {
                     let checkpoint = Checkpoint::latest(folder)?;
                     first_step = checkpoint.step();
                     let about = checkpoint.about();
-                    let saved = (&checkpoint, [&about["weights"], &about["scales"]]);
-                    let on = (&cpu, &mesh);
-                    ShardedModel::load(on, |_| recipe, &linears, &vars, options, saved)?
+                    let saved = SavedModel {
+                        checkpoint: &checkpoint,
+                        weights: &about["weights"],
+                        scales: &about["scales"],
+                    };
+                    ShardedModel::load(&cpu, &mesh, |_| recipe, &linears, &vars, options, saved)?
                 }
             };
             let over = |sharded: &mut ShardedModel<Cpu, AnyRecipe>| {
                 let vars = CandleVars::new(sharded)?;
-                let own = (vars.vars().to_vec(), transients(sharded));
-                let gpt = Gpt::new(config, layers(sharded, 1), own, (1, passes.recompute))?;
+                let gpt = Gpt::new(
+                    config,
+                    layers(sharded, 1),
+                    vars.vars().to_vec(),
+                    transients(sharded),
+                    1,
+                    passes.recompute,
+                )?;
                 Ok::<_, Error>((gpt, vars))
             };
             let (mut gpt, mut own) = over(&mut sharded)?;

@@ -4,7 +4,7 @@ use crate::output::{note, shown};
 use crate::usage::{AMAX_GROUP, input_error};
 use anyhow::Result;
 use clap::ValueEnum;
-use lowp_file::export::{Export, FusedLayers, Target};
+use lowp_file::export::{Export, ExportTarget, FusedLayers};
 
 /// Groups of weights that a message names.
 const NAMED: usize = 3;
@@ -21,7 +21,7 @@ pub(super) enum OnFused {
 
 impl OnFused {
     /// Looks at the scales of the tensor that are stored for the target `to`.
-    pub(super) fn check(self, export: &Export<'_>, to: Target) -> Result<()> {
+    pub(super) fn check(self, export: &Export<'_>, to: ExportTarget) -> Result<()> {
         if self == Self::Ignore {
             return Ok(());
         }
@@ -38,7 +38,7 @@ impl OnFused {
     }
 }
 
-fn message(found: &[FusedLayers<'_>], to: Target) -> String {
+fn message(found: &[FusedLayers<'_>], to: ExportTarget) -> String {
     let most = found.iter().map(FusedLayers::spread).fold(1f32, f32::max);
     let of_group = |group: &FusedLayers<'_>| {
         let each = group.scales.iter();

@@ -14,7 +14,7 @@ use crate::output::{note, shown};
 use crate::usage::{AMAX_GROUP, input_error, of_patterns};
 use anyhow::Result;
 use fused::OnFused;
-use lowp_file::export::{Export, Target, TrainedCheckpoint};
+use lowp_file::export::{Export, ExportTarget, TrainedCheckpoint};
 use lowp_file::{Hub, patterns};
 use std::path::PathBuf;
 use target::{TARGETS, table};
@@ -50,7 +50,7 @@ pub(crate) struct Args {
 
     /// What reads it
     #[arg(long, value_name = "TARGET", value_parser = one_of(TARGETS))]
-    to: Target,
+    to: ExportTarget,
 
     /// Weights that a pattern matches and that differ only inside its braces must have one amax, as TARGET's readers want of layers which
     /// they run as one: '*.{q,k,v}_proj.weight,*.{gate,up}_proj.weight'
@@ -73,7 +73,7 @@ pub(crate) struct Args {
 pub(super) fn main(args: &Args) -> Result<()> {
     let to = args.to;
     if let Some(run) = checkpoint_of(&args.input)? {
-        let values = matches!(to, Target::Fp32 | Target::Bf16);
+        let values = matches!(to, ExportTarget::Fp32 | ExportTarget::Bf16);
         let trained = TrainedCheckpoint::open(&run, values)?;
         return export(
             Export::of_checkpoint(&trained, to)?,

@@ -2,43 +2,43 @@
 
 use crate::columns::Columns;
 use crate::one_of::Named;
-use lowp_file::export::{Target, stored_name};
+use lowp_file::export::{ExportTarget, stored_name};
 use lowp_format::{AnyRecipe, Recipe};
 
-pub(super) const TARGETS: &[Named<Target>] = &[
-    ("fp32", "Decoded to F32", Target::Fp32),
+pub(super) const TARGETS: &[Named<ExportTarget>] = &[
+    ("fp32", "Decoded to F32", ExportTarget::Fp32),
     (
         "bf16",
         "Decoded and rounded once to BF16, to nearest, ties to even",
-        Target::Bf16,
+        ExportTarget::Bf16,
     ),
     (
         "compressed-tensors",
         "Read by vLLM, SGLang and transformers",
-        Target::CompressedTensors,
+        ExportTarget::CompressedTensors,
     ),
     (
         "modelopt",
         "NVIDIA's ModelOpt: TensorRT-LLM, vLLM and SGLang read it",
-        Target::Modelopt,
+        ExportTarget::Modelopt,
     ),
     (
         "deepseek",
         "The files of DeepSeek-V3: scales of 128x128 blocks",
-        Target::Deepseek,
+        ExportTarget::Deepseek,
     ),
     (
         "te",
         "Buffers with the names of TransformerEngine, and padded scales; lowp reads it directly",
-        Target::Te,
+        ExportTarget::Te,
     ),
 ];
 
 pub(super) fn table() -> String {
     let with_forms = [
-        Target::CompressedTensors,
-        Target::Modelopt,
-        Target::Deepseek,
+        ExportTarget::CompressedTensors,
+        ExportTarget::Modelopt,
+        ExportTarget::Deepseek,
     ];
     let heads: Vec<&str> = with_forms.iter().map(|target| target.name()).collect();
     let mut columns = Columns::new(&[&["recipe"], &heads[..]].concat(), &[0, 1, 2, 3]);

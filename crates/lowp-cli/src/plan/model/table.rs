@@ -155,8 +155,9 @@ fn spread(plan: &Plan<'_>) -> String {
             row(what, bytes, bytes.ratio());
         }
     }
-    for (_, what, bytes) in &spread.sent {
-        row(&format!("{what}, of a block"), *bytes, bytes.ratio());
+    for sent in &spread.sent {
+        let what = format!("{}, of a block", sent.what);
+        row(&what, sent.bytes, sent.bytes.ratio());
     }
     format!("{}\n", table.render())
 }

@@ -106,8 +106,8 @@ impl Alone for Cuda {
             rank: 0,
             threads: 2,
         };
-        let of = (&asked.args, &asked.setup.config);
-        super::network(self, sharded, of, place).expect("a network")
+        let (args, config) = (&asked.args, &asked.setup.config);
+        super::network(self, sharded, args, config, place).expect("a network")
     }
 }
 
@@ -127,7 +127,7 @@ fn model<B: Alone>(backend: &B, asked: &Asked) -> (ShardedModel<B, Variant>, B::
     };
     let (linears, vars) = (config.linears(), config.vars());
     let layers = config.model.layers;
-    let of = |linear: &LinearSpec| config.recipe_of(run, linear, (layers, false));
+    let of = |linear: &LinearSpec| config.recipe_of(run, linear, layers, false);
     let sharded = ShardedModel::new(backend, &mesh, of, &linears, &vars, options);
     let mut sharded = sharded.expect("a model");
     let network = backend.network(&mut sharded, asked);
@@ -500,7 +500,7 @@ fn planted_defects_are_found() {
         run(&mut sharded, &mut network, &asked, (2, 0));
         let audited = |what: &str, layer: Option<usize>| {
             let found = sharded.audit().expect("an audit");
-            let layers: Vec<usize> = found.iter().map(|(layer, ..)| *layer).collect();
+            let layers: Vec<usize> = found.iter().map(|found| found.layer).collect();
             assert!(
                 layers.iter().all(|at| Some(*at) == layer),
                 "{recipe}, {what}: {found:?}"

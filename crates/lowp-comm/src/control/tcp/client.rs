@@ -46,7 +46,7 @@ pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
                 relay: None,
             })),
             (Answer::Relay(relay, port), _) => {
-                by_relay(launch, connection, listener, (relay, port), &op)
+                by_relay(launch, connection, listener, relay, port, &op)
             }
             // The rank 0 of an earlier start ends.
             (Answer::Later, _) if begun.elapsed() < launch.limit => {
@@ -93,7 +93,8 @@ fn by_relay(
     launch: &Launch,
     to_first: Connection,
     listener: Option<TcpListener>,
-    (to, port): (usize, u16),
+    to: usize,
+    port: u16,
     op: &str,
 ) -> Result<Arc<dyn Control>, CommError> {
     let near = Launch {

@@ -229,12 +229,13 @@ fn clipped(block: [usize; 2], shape: Shape) -> [usize; 2] {
     [side(block[0], shape.rows), side(block[1], shape.cols)]
 }
 
-/// Raises the amaxes of lines of a matrix of `shape` from its rows, which are `rows` from `first` on.
+/// The amaxes of lines of a matrix of `shape` from its rows from `first` on, which hold `values`: their first entry, and their bits.
 pub(super) fn raise_lines(
     isa: Isa,
     shape: Shape,
     part: BlockAmax,
-    (first, values): (usize, &[f32]),
+    first: usize,
+    values: &[f32],
     rounding: SourceRounding,
 ) -> (usize, Vec<u32>) {
     let block = clipped(part.block, shape);

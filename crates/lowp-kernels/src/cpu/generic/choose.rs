@@ -1,21 +1,20 @@
 //! The block scales of four over six (docs/numerics.md 20.1), sixteen blocks (or the sixteen rows of one) at a time: a
 //! lane has a block, and the errors of its values are added up in their order.
 
-use std::ops::Range;
-
 use lowp_format::four_over_six_rows;
 
 use super::convert::Rect;
 use crate::cpu::scaling::ChosenTwoLevel;
 use crate::lanes::{LANES, Lanes, Line};
 
-/// The scales and multipliers of one row of blocks: `rows` of `rect`, in blocks of `height x width`, of which block `i` has
-/// the rule `rules(i)`.
+/// The scales and multipliers of one row of blocks, of which block `i` has the rule `rules(i)`: `rect` has its values, no more rows than
+/// a block has.
 #[inline(always)]
 pub(super) fn block_scales<L: Lanes>(
     lanes: L,
     rules: impl Fn(usize) -> ChosenTwoLevel,
-    (rect, rows, block): (&Rect<'_>, Range<usize>, [usize; 2]),
+    rect: Rect<'_>,
+    block: [usize; 2],
     maxima: &[f32],
     entries: &mut [u8],
     multipliers: &mut [f32],
@@ -33,14 +32,14 @@ pub(super) fn block_scales<L: Lanes>(
         match block {
             // Columns lie side by side.
             [_, 1] => {
-                for row in rows.clone() {
+                for row in 0..rect.rows {
                     let mut line = [0.0; LANES];
                     line[..count].copy_from_slice(&rect.row(row)[first..first + count]);
                     candidates.add(lanes, lanes.load(&line));
                 }
             }
             [1, width] => {
-                let values = &rect.row(rows.start)[first * width..(first + count) * width];
+                let values = &rect.row(0)[first * width..(first + count) * width];
                 for at in 0..width {
                     let mut line = [0.0; LANES];
                     for (x, values) in line.iter_mut().zip(values.chunks_exact(width)) {
@@ -52,7 +51,7 @@ pub(super) fn block_scales<L: Lanes>(
             [_, width] => {
                 for at in first * width..(first + 1) * width {
                     let mut line = [0.0; LANES];
-                    for (x, row) in line.iter_mut().zip(rows.clone()) {
+                    for (x, row) in line.iter_mut().zip(0..rect.rows) {
                         *x = rect.row(row)[at];
                     }
                     candidates.add(lanes, lanes.load(&line));
@@ -63,7 +62,7 @@ pub(super) fn block_scales<L: Lanes>(
         if step == 1 {
             for errors in &mut errors {
                 // Rows that are not there have no error.
-                errors[rows.len()..].fill(0.0);
+                errors[rect.rows..].fill(0.0);
                 *errors = [four_over_six_rows(*errors); LANES];
             }
         }

@@ -1,5 +1,7 @@
 //! Codes in memory, and those of them that are fetched before they are read.
 
+use std::ops::Range;
+
 use crate::lanes::{Lanes, Line};
 
 /// Bytes of an orientation and where its entries lie.
@@ -20,18 +22,14 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// `bytes` bytes from `start` on of columns `col..col + cols`.
-    pub(super) fn new(
-        codes: Codes<'_>,
-        [start, bytes]: [usize; 2],
-        [col, cols]: [usize; 2],
-    ) -> Self {
+    /// `bytes` of each of the columns `cols`.
+    pub(super) fn new(codes: Codes<'_>, bytes: Range<usize>, cols: Range<usize>) -> Self {
         let first = codes.bytes.as_ptr().addr();
         Self {
-            address: first.wrapping_add(col * codes.row_bytes + start),
+            address: first.wrapping_add(cols.start * codes.row_bytes + bytes.start),
             stride: codes.row_bytes,
-            bytes,
-            cols,
+            bytes: bytes.len(),
+            cols: cols.len(),
         }
     }
 

@@ -1,5 +1,7 @@
 //! Loading values: widening bfloat16, rounding f32 through bfloat16, and 2-D views of f32.
 
+use std::ops::Range;
+
 use half::bf16;
 use lowp_format::SourceRounding;
 
@@ -31,6 +33,16 @@ impl<'a> Rect<'a> {
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> &'a [f32] {
         &self.values[row * self.stride..][..self.cols]
+    }
+
+    /// The rows of `range`, which is not empty.
+    #[inline(always)]
+    pub(super) fn rows(&self, range: Range<usize>) -> Self {
+        Self {
+            values: &self.values[range.start * self.stride..],
+            rows: range.len(),
+            ..*self
+        }
     }
 
     /// As many values without gaps, in `scratch`, which `write` makes of these.
@@ -127,7 +139,7 @@ impl<'a> FloatSlice<'a> {
     }
 
     /// The values of `range`.
-    pub(crate) fn slice(self, range: std::ops::Range<usize>) -> Self {
+    pub(crate) fn slice(self, range: Range<usize>) -> Self {
         match self {
             FloatSlice::F32(values) => FloatSlice::F32(&values[range]),
             FloatSlice::Bf16(values) => FloatSlice::Bf16(&values[range]),

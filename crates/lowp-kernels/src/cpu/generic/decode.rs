@@ -78,24 +78,30 @@ impl<T: Stored> Visit for Task<'_, T> {
             outer,
         } = known;
         let rows = out.len() / shape.cols;
-        let place = [[first, 0], [rows, shape.cols]];
         let mut lines = SmallVec::new();
-        let of = (orientation, key, rule);
-        let rules = Lines::new(of, |line| outer.get(line), place, &mut lines);
+        let rules = Lines::new(
+            orientation,
+            key,
+            rule,
+            |line| outer.get(line),
+            [first, 0],
+            [rows, shape.cols],
+            &mut lines,
+        );
         let step = if data.transposed { PANEL } else { COLS }.min(shape.cols);
         let mut panel = Panel::<E>::new(data, first, rows);
         let mut scratch = Scratch::new(rules, step);
         let mut out = Out::new(out);
-        let strip = [E::CODE.bytes(first), E::CODE.bytes(rows)];
+        let strip = E::CODE.bytes(first)..E::CODE.bytes(first) + E::CODE.bytes(rows);
         for col in (0..shape.cols).step_by(step) {
             let cols = step.min(shape.cols - col);
             if data.transposed {
                 panel.load(isa, col, cols);
             }
-            let next = [col + cols, PANEL.min(shape.cols - col - cols)];
+            let next = col + cols..(col + cols + PANEL).min(shape.cols);
             let ahead = [
-                Some(Ahead::new(data, strip, next)),
-                scratch.ahead(scales, [first, rows], next),
+                Some(Ahead::new(data, strip.clone(), next.clone())),
+                scratch.ahead(scales, first..first + rows, next),
             ];
             let mut row = 0;
             while row < rows {
@@ -127,7 +133,7 @@ impl<T: Stored> Visit for Task<'_, T> {
                 isa.run(Apply::<E, T> {
                     source,
                     stream,
-                    factors: scratch.fill(isa, scales, [group, row], [col, cols]),
+                    factors: scratch.fill(isa, scales, group, row, [col, cols]),
                     size: [end - row, cols],
                     at: row * shape.cols + col,
                     stride: shape.cols,
@@ -265,17 +271,12 @@ impl<E: ElementCode, T: Stored> Apply<'_, '_, E, T> {
         } = self;
         let per_cell = E::CODE.entries_per_byte();
         for i in 0..rows {
-            let to = [at + i * stride, cols];
+            let at = at + i * stride;
             match source {
                 Source::Rows { bytes, stride } => {
                     let bytes = &bytes[i * stride..][..E::CODE.bytes(cols)];
-                    write_row::<STREAM, L, _, T>(
-                        lanes,
-                        Bytes::<E>(bytes, PhantomData),
-                        factors,
-                        out,
-                        to,
-                    );
+                    let row = Bytes::<E>(bytes, PhantomData);
+                    write_row::<STREAM, L, _, T>(lanes, row, factors, out, at, cols);
                 }
                 Source::Cells { cells, row, ahead } => {
                     let (cell, index) = ((row + i) / per_cell, (row + i) % per_cell);
@@ -286,9 +287,11 @@ impl<E: ElementCode, T: Stored> Apply<'_, '_, E, T> {
                     }
                     let cells = &cells[cell * cols..];
                     if E::PACKED && index == 1 {
-                        write_row::<STREAM, L, _, T>(lanes, Cells::<E, 1>(cells), factors, out, to);
+                        let row = Cells::<E, 1>(cells);
+                        write_row::<STREAM, L, _, T>(lanes, row, factors, out, at, cols);
                     } else {
-                        write_row::<STREAM, L, _, T>(lanes, Cells::<E, 0>(cells), factors, out, to);
+                        let row = Cells::<E, 0>(cells);
+                        write_row::<STREAM, L, _, T>(lanes, row, factors, out, at, cols);
                     }
                 }
             }
@@ -334,7 +337,8 @@ fn write_row<const STREAM: bool, L: Lanes, R: Row, T: Stored>(
     row: R,
     factors: impl Factor,
     out: &mut Out<'_, T>,
-    [at, cols]: [usize; 2],
+    at: usize,
+    cols: usize,
 ) {
     if cols == PANEL {
         // Known to the compiler: a row of a panel is short, and its loop costs as much as its work.

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::convert::{FloatSlice, Rect, Stream};
 use super::hadamard::transform;
 use super::lines::Lines;
-use super::quantize::{Quantize, Random, Scratch};
+use super::quantize::{Quantize, Random, RectRandom, Scratch};
 use super::store::{Chunk, GAP, direct};
 use super::{Context, for_each, source, tensor};
 use crate::check::encode::{input_of, share_pass};
@@ -55,7 +55,7 @@ impl<'a> Encoder<'a> {
         let share = share_pass(&Cpu, &job.kernels, &job.tensor);
         let known = |pass: &Pass| {
             let input = input_of(&job.tensor, pass.orientation, share);
-            tensor::values(shape, (pass.orientation, &pass.key), input, views)
+            tensor::values(shape, pass.orientation, &pass.key, input, views)
         };
         let outer = layout.passes.iter().map(known).collect::<Result<_, _>>()?;
         let random = job.stochastic.map(
@@ -154,7 +154,9 @@ impl<'a> Encoder<'a> {
                         outer,
                         rect,
                         ahead: ahead.filter(|_| number == 0),
-                        scratch: (codes, entries, quantize),
+                        codes,
+                        entries,
+                        scratch: quantize,
                     };
                     dispatch(&pass.key, first, chunk)?;
                 }
@@ -192,7 +194,9 @@ struct EncodeChunk<'a, 'v> {
     outer: &'a [f32],
     rect: Rect<'a>,
     ahead: Option<Stream>,
-    scratch: (&'a mut CodeScratch, &'a mut EntryScratch, &'a mut Scratch),
+    codes: &'a mut CodeScratch,
+    entries: &'a mut EntryScratch,
+    scratch: &'a mut Scratch,
 }
 
 impl Visit for EncodeChunk<'_, '_> {
@@ -203,12 +207,14 @@ impl Visit for EncodeChunk<'_, '_> {
             encoder,
             pass,
             bands,
-            first: [row, col],
+            first,
             chunk,
             outer,
             rect,
             ahead,
-            scratch: (codes, entries, scratch),
+            codes,
+            entries,
+            scratch,
         } = self;
         let (isa, [rows, cols]) = (encoder.isa, chunk.size);
         // Codes that are packed or written in place need room for one row at most.
@@ -219,17 +225,27 @@ impl Visit for EncodeChunk<'_, '_> {
         let block = pass.key.block.unwrap_or([1, 1]);
         let blocks = rows.div_ceil(block[0]) * cols.div_ceil(block[1]);
         entries.resize(if R::BLOCKS { blocks } else { 0 }, R::Entry::default());
-        let of = (pass.orientation, &pass.key, rule);
-        let place = [[row, col], chunk.size];
         let mut lines = SmallVec::new();
-        let rules = Lines::new(of, |line| outer[line], place, &mut lines);
+        let rules = Lines::new(
+            pass.orientation,
+            &pass.key,
+            rule,
+            |line| outer[line],
+            first,
+            chunk.size,
+            &mut lines,
+        );
         let stride = encoder.shape.cols;
-        let start = row * stride + col;
+        let start = first[0] * stride + first[1];
         isa.run(Quantize::<E, R> {
             rules,
             block,
             rect,
-            random: encoder.random.map(|random| (random, start, stride)),
+            random: encoder.random.map(|matrix| RectRandom {
+                matrix,
+                start,
+                stride,
+            }),
             codes: chunk.codes::<E>(pass, bands, codes),
             entries,
             scratch,

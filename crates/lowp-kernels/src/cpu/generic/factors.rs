@@ -1,5 +1,7 @@
 //! What decoded codes are multiplied by.
 
+use std::ops::Range;
+
 use super::codes::{Ahead, Codes};
 use super::lines::Lines;
 use crate::cpu::ingredients::{ScaleEntry, ScaleKernel};
@@ -86,19 +88,18 @@ impl<'v, R: ScaleKernel> Scratch<'v, R> {
         }
     }
 
-    /// The scales of `rows` rows from `first` on of columns `next`, if each column has a line of
-    /// its own.
+    /// The scales of `rows` in the columns `cols`, if each column has a line of its own.
     pub(super) fn ahead(
         &self,
         scales: Option<Scales<'_>>,
-        [first, rows]: [usize; 2],
-        next: [usize; 2],
+        rows: Range<usize>,
+        cols: Range<usize>,
     ) -> Option<Ahead> {
         let Scales { codes, block } = scales.filter(|_| R::BLOCKS)?;
-        let from = R::Entry::BYTES * (first / block[0]);
-        let to = R::Entry::BYTES * (first + rows).div_ceil(block[0]);
+        let from = R::Entry::BYTES * (rows.start / block[0]);
+        let to = R::Entry::BYTES * rows.end.div_ceil(block[0]);
         let single = codes.transposed && block[1] == 1;
-        single.then(|| Ahead::new(codes, [from, to - from], next))
+        single.then(|| Ahead::new(codes, from..to, cols))
     }
 
     /// The factors of block row `group`, or of row `row` of the rules where rows have them, in `cols` columns from `col`
@@ -107,7 +108,8 @@ impl<'v, R: ScaleKernel> Scratch<'v, R> {
         &mut self,
         isa: Isa,
         scales: Option<Scales<'_>>,
-        [group, row]: [usize; 2],
+        group: usize,
+        row: usize,
         [col, cols]: [usize; 2],
     ) -> Factors<'_> {
         let rule = match self.rules {

@@ -189,13 +189,8 @@ impl<E: ElementCode> Kernel for Apply<'_, E> {
     fn run<L: Lanes>(self, lanes: L) {
         let values = self.rect.row(0);
         if E::SCALED {
-            encode_row::<E, L>(
-                lanes,
-                values,
-                Columns(self.multipliers),
-                (None, 0),
-                self.codes,
-            );
+            let multipliers = Columns(self.multipliers);
+            encode_row::<E, L>(lanes, values, multipliers, None, 0, self.codes);
         } else {
             for (code, &x) in self.codes.iter_mut().zip(values) {
                 *code = E::encode(x);
@@ -302,7 +297,7 @@ pub(crate) fn run<'v>(
             let orientation = filled_by(spec.key.usage, share);
             let key = &kernels[orientation as usize];
             let input = input_of(&job.tensor, orientation, share);
-            let outer = Arc::new(tensor::values(*shape, (orientation, key), input, views)?);
+            let outer = Arc::new(tensor::values(*shape, orientation, key, input, views)?);
             let known = Known {
                 orientation,
                 key,

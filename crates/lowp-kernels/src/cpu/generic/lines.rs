@@ -20,9 +20,12 @@ impl<'a, R: ScaleKernel> Lines<'a, R> {
     /// The rules of the rectangle of `size` from row and column `first` on: `rule`, or in `memory` those of its lines,
     /// of which line `i` of the matrix has the scale or amax `outer(i)`.
     pub(super) fn new(
-        (orientation, key, rule): (Orientation, &KernelKey, R),
+        orientation: Orientation,
+        key: &KernelKey,
+        rule: R,
         outer: impl Fn(usize) -> f32,
-        [first, size]: [[usize; 2]; 2],
+        first: [usize; 2],
+        size: [usize; 2],
         memory: &'a mut SmallVec<[R; 128]>,
     ) -> Self {
         if !key.scale.is_by_line() {

@@ -10,7 +10,7 @@ use crate::cpu::ingredients::{ElementCode, ScaleEntry, ScaleKernel};
 use crate::lanes::Kernel;
 use crate::lanes::{LANES, Lanes};
 
-/// The random bytes of a rectangle.
+/// The random bytes of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Random {
     /// Key and stream, the step included.
@@ -36,6 +36,24 @@ impl Random {
             }
             done += take;
         }
+    }
+}
+
+/// The random bytes of a rectangle.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RectRandom {
+    pub(crate) matrix: Random,
+    /// Flat index of the rectangle's first element in the matrix.
+    pub(crate) start: usize,
+    /// Elements of the matrix from one row to the next.
+    pub(crate) stride: usize,
+}
+
+impl RectRandom {
+    /// Fills `out` with the bytes of row `row` of the rectangle, from column `col` on.
+    #[inline(always)]
+    fn fill(&self, row: usize, col: usize, out: &mut [u8]) {
+        self.matrix.fill(self.start + row * self.stride + col, out);
     }
 }
 
@@ -93,8 +111,8 @@ pub(crate) struct Quantize<'a, E: ElementCode, R: ScaleKernel> {
     pub(crate) block: [usize; 2],
     /// Rounded source values.
     pub(crate) rect: Rect<'a>,
-    /// Random bytes, with the flat index of the rectangle's first element and the row length.
-    pub(crate) random: Option<(Random, usize, usize)>,
+    /// Of stochastic rounding.
+    pub(crate) random: Option<RectRandom>,
     /// Output: one code per element.
     pub(crate) codes: Codes<'a, E::Bits>,
     /// Output: one entry per block, dense.
@@ -130,21 +148,21 @@ impl<E: ElementCode, R: ScaleKernel> Kernel for Quantize<'_, E, R> {
                 rules => Some(rules.at(row, 0).encode::<E>(0.0).1),
             };
             let (values, codes) = (rect.row(row), self.codes.row(row, rect.cols));
-            let ahead = (self.ahead, row);
+            let ahead = self.ahead;
             match (self.random, multiplier) {
-                (Some((random, start, stride)), multiplier) if E::STOCHASTIC => {
+                (Some(random), multiplier) if E::STOCHASTIC => {
                     if let Some(multiplier) = multiplier {
                         multipliers.clear();
                         multipliers.resize(rect.cols, multiplier);
                     }
-                    let start = start + row * stride;
-                    encode_stochastic::<E>(values, multipliers, random, start, codes);
+                    encode_stochastic::<E>(values, multipliers, random, row, codes);
                 }
                 (_, Some(multiplier)) if E::SCALED => {
-                    encode_row::<E, L>(lanes, values, OneMultiplier(multiplier), ahead, codes);
+                    let multiplier = OneMultiplier(multiplier);
+                    encode_row::<E, L>(lanes, values, multiplier, ahead, row, codes);
                 }
                 (_, None) => {
-                    encode_row::<E, L>(lanes, values, Columns(multipliers), ahead, codes);
+                    encode_row::<E, L>(lanes, values, Columns(multipliers), ahead, row, codes);
                 }
                 _ => {
                     for (code, &x) in codes.iter_mut().zip(values) {
@@ -208,8 +226,8 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
                             (rule(0).choice(), R::Entry::as_bytes(entries))
                     {
                         let rules = |i| rule(i).choice().unwrap_or(any);
-                        let values = (&rect, rows, [height, width]);
-                        choose::block_scales(lanes, rules, values, maxima, entries, scales);
+                        let (rect, block) = (rect.rows(rows), [height, width]);
+                        choose::block_scales(lanes, rules, rect, block, maxima, entries, scales);
                     } else if let Lines::Cols(_) = rules {
                         let blocks = maxima.iter().zip(entries).zip(scales).enumerate();
                         for (i, ((&amax, entry), scale)) in blocks {
@@ -236,39 +254,27 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
             for row in rows {
                 let (values, out) = (rect.row(row), codes.row(row, cols));
                 match random {
-                    Some((random, start, stride)) if E::STOCHASTIC => {
-                        let start = start + row * stride;
-                        encode_stochastic::<E>(values, multipliers, random, start, out);
+                    Some(random) if E::STOCHASTIC => {
+                        encode_stochastic::<E>(values, multipliers, random, row, out);
                     }
                     _ if lines => match width {
-                        16 => encode_row::<E, L>(
-                            lanes,
-                            values,
-                            Blocks::<16>(scales),
-                            (ahead, row),
-                            out,
-                        ),
-                        32 => encode_row::<E, L>(
-                            lanes,
-                            values,
-                            Blocks::<32>(scales),
-                            (ahead, row),
-                            out,
-                        ),
+                        16 => {
+                            let multipliers = Blocks::<16>(scales);
+                            encode_row::<E, L>(lanes, values, multipliers, ahead, row, out);
+                        }
+                        32 => {
+                            let multipliers = Blocks::<32>(scales);
+                            encode_row::<E, L>(lanes, values, multipliers, ahead, row, out);
+                        }
                         _ => {
                             let blocks = values.chunks(width).zip(out.chunks_mut(width));
                             for ((values, codes), &scale) in blocks.zip(scales) {
-                                encode_row::<E, L>(
-                                    lanes,
-                                    values,
-                                    OneMultiplier(scale),
-                                    (None, 0),
-                                    codes,
-                                );
+                                let multiplier = OneMultiplier(scale);
+                                encode_row::<E, L>(lanes, values, multiplier, None, 0, codes);
                             }
                         }
                     },
-                    _ => encode_row::<E, L>(lanes, values, Columns(multipliers), (ahead, row), out),
+                    _ => encode_row::<E, L>(lanes, values, Columns(multipliers), ahead, row, out),
                 }
                 codes.finish::<E, L>(lanes, row, cols);
             }
@@ -350,13 +356,14 @@ impl<L: Lanes> Multipliers<L> for Columns<'_> {
     }
 }
 
-/// Encodes a row, and asks for row `row` of what is read next.
+/// Encodes a row, and asks for row `row` of `ahead`, which is read next.
 #[inline(always)]
 pub(super) fn encode_row<E: ElementCode, L: Lanes>(
     lanes: L,
     values: &[f32],
     multipliers: impl Multipliers<L>,
-    (ahead, row): (Option<Stream>, usize),
+    ahead: Option<Stream>,
+    row: usize,
     codes: &mut [E::Bits],
 ) {
     let (fours, values) = values.as_chunks::<FOUR>();
@@ -385,20 +392,20 @@ pub(super) fn encode_row<E: ElementCode, L: Lanes>(
     }
 }
 
-/// Encodes a row with one multiplier per column and random bytes from flat element `start` on.
+/// Encodes row `row` of a rectangle with one multiplier per column and its random bytes.
 #[inline(always)]
 fn encode_stochastic<E: ElementCode>(
     values: &[f32],
     multipliers: &[f32],
-    random: Random,
-    start: usize,
+    random: RectRandom,
+    row: usize,
     codes: &mut [E::Bits],
 ) {
     let mut bytes = [0u8; PART];
     let parts = values.chunks(PART).zip(multipliers.chunks(PART));
     for (n, ((values, multipliers), codes)) in parts.zip(codes.chunks_mut(PART)).enumerate() {
         let bytes = &mut bytes[..values.len()];
-        random.fill(start + n * PART, bytes);
+        random.fill(row, n * PART, bytes);
         for (i, code) in codes.iter_mut().enumerate() {
             *code = E::encode_stochastic(values[i] * multipliers[i], bytes[i]);
         }

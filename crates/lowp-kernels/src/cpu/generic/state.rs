@@ -123,11 +123,11 @@ impl<'v> StoredMut<'v> {
 
     /// Replaces them, rounded by the random words of the elements.
     pub(super) fn narrow(&mut self, isa: Isa, range: Range<usize>, wide: &[f32], words: &[u32]) {
-        let (state, values) = (self, (wide, words));
         isa.run(Narrow {
-            state,
+            state: self,
             range,
-            values,
+            wide,
+            words,
         });
     }
 }
@@ -227,8 +227,9 @@ fn decode_line<L: Lanes>(lanes: L, code: StateCode, codes: &[u8; LANES]) -> L::F
 struct Narrow<'a, 'v> {
     state: &'a mut StoredMut<'v>,
     range: Range<usize>,
-    /// Values, and the random words of their elements.
-    values: (&'a [f32], &'a [u32]),
+    wide: &'a [f32],
+    /// A random word for each of the values.
+    words: &'a [u32],
 }
 
 impl Kernel for Narrow<'_, '_> {
@@ -238,7 +239,8 @@ impl Kernel for Narrow<'_, '_> {
         let Self {
             state,
             range,
-            values: (wide, words),
+            wide,
+            words,
         } = self;
         match state {
             StoredMut::F32(values) => values[range].copy_from_slice(wide),
@@ -269,10 +271,10 @@ impl Kernel for Narrow<'_, '_> {
                 scales,
             } => {
                 let scales = &mut scales[range.start / STATE_BLOCK..];
-                let (codes, values) = (&mut codes[range], (wide, words));
+                let codes = &mut codes[range];
                 match code {
-                    StateCode::E4M3 => encode(lanes, StateCode::E4M3, values, codes, scales),
-                    StateCode::UE4M4 => encode(lanes, StateCode::UE4M4, values, codes, scales),
+                    StateCode::E4M3 => encode(lanes, StateCode::E4M3, wide, words, codes, scales),
+                    StateCode::UE4M4 => encode(lanes, StateCode::UE4M4, wide, words, codes, scales),
                 }
             }
         }
@@ -284,7 +286,8 @@ impl Kernel for Narrow<'_, '_> {
 fn encode<L: Lanes>(
     lanes: L,
     code: StateCode,
-    (values, words): (&[f32], &[u32]),
+    values: &[f32],
+    words: &[u32],
     codes: &mut [u8],
     scales: &mut [u8],
 ) {

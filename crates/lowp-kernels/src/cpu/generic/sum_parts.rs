@@ -21,17 +21,24 @@ struct Task<'v, 'j> {
     /// All parts, each of `len` values.
     parts: FloatSlice<'v>,
     len: usize,
-    own: Option<(usize, FloatSlice<'v>)>,
+    own: Option<OwnSlice<'v>>,
     /// The element of a part that `into` begins at.
     start: usize,
     into: &'v mut [f32],
+}
+
+/// The part that lies elsewhere.
+#[derive(Clone, Copy)]
+struct OwnSlice<'v> {
+    number: usize,
+    values: FloatSlice<'v>,
 }
 
 impl Task<'_, '_> {
     /// What part `number` has of the elements from `start` on.
     fn part(&self, number: usize, start: usize, count: usize) -> FloatSlice<'_> {
         match &self.own {
-            Some((own, values)) if *own == number => values.slice(start..start + count),
+            Some(own) if own.number == number => own.values.slice(start..start + count),
             _ => {
                 let first = number * self.len + start;
                 self.parts.slice(first..first + count)
@@ -75,7 +82,10 @@ pub(crate) fn run(
     for job in jobs {
         let parts = source(&job.parts, views)?;
         let own = match &job.own {
-            Some((number, own)) => Some((*number, source(own, views)?)),
+            Some(own) => Some(OwnSlice {
+                number: own.number,
+                values: source(&own.values, views)?,
+            }),
             None => None,
         };
         let into = views.floats.take(&job.into)?;

@@ -48,7 +48,8 @@ pub(super) fn consume_range(
 /// [`crate::cpu::ingredients::dispatch`] takes; 1 where there are none.
 pub(super) fn values(
     shape: Shape,
-    (orientation, key): (Orientation, &KernelKey),
+    orientation: Orientation,
+    key: &KernelKey,
     input: Option<&TensorInput<Cpu>>,
     views: &mut AllViews<'_>,
 ) -> Result<Vec<f32>, KernelError> {
@@ -84,7 +85,7 @@ pub(super) fn write(
         let usage = target.spec.key.usage;
         let (orientation, key) = outer_kernel_of(kernels, usage)?;
         let input = input_of(inputs, orientation, usage == lowp_format::Usage::BOTH);
-        let values = values(shape, (orientation, key), input, views)?;
+        let values = values(shape, orientation, key, input, views)?;
         let bytes = views.bytes.take(&target.bytes)?;
         for (bytes, value) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(values) {
             let entry = match key.scale {

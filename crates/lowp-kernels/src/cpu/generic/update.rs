@@ -402,9 +402,9 @@ pub(crate) fn run<'v>(
             let (len, f32, mut scratch) = (part.len, SourceRounding::F32, Vec::new());
             let master = part.values[0].values();
             let master = master.rect(context.isa, f32, 0, len, [1, len], &mut scratch);
-            let rows = (first / shape.cols.max(1), master.values);
-            let rounding = jobs[job].source_rounding;
-            let raised = |block| raise_lines(context.isa, shape, block, rows, rounding);
+            let row = first / shape.cols.max(1);
+            let (isa, rounding) = (context.isa, jobs[job].source_rounding);
+            let raised = |block| raise_lines(isa, shape, block, row, master.values, rounding);
             amax.blocks().map(raised).collect()
         };
         let lines = jobs[job].amax.as_ref().map(lines).unwrap_or_default();

@@ -6,7 +6,7 @@ use super::super::table::{
     AMAX_COLS, AMAX_ROWS, AMAX_RUN, AMAX_TILE, Amax, AmaxBlocks, RING_COLS, TRANSPOSED_COLS,
     TRANSPOSED_ROWS, amax_path, code,
 };
-use super::job::{Job, aligned, bits, cdiv, sides, source, via_bf16};
+use super::job::{Job, Vector, aligned, bits, cdiv, sides, via_bf16};
 use crate::AmaxJob;
 
 const AMAX: Kernel = Kernel::new("lowp_amax");
@@ -35,14 +35,14 @@ pub(crate) fn are_of_one_matrix(of: &[AmaxJob<Cuda>]) -> bool {
 }
 
 fn amax(job: &AmaxJob<Cuda>) -> Vec<Amax> {
-    let (source, source_code, len) = source(&job.source);
+    let source = Vector::new(&job.source);
     let base = Amax {
-        source,
+        source: source.pointer,
         rows: job.shape.rows as u64,
         cols: job.shape.cols as u64,
         start: job.start as u64,
-        len,
-        source_code,
+        len: source.len,
+        source_code: source.code,
         via_bf16: via_bf16(job.source_rounding),
         ..Amax::default()
     };

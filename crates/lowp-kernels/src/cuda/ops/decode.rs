@@ -9,7 +9,7 @@ use super::super::table::{
     DECODE_WIDE_COLS, Decode, Ingredients, code, decode_path, extent, rule,
 };
 use super::ingredients::ingredients;
-use super::job::{Job, aligned, bits, cdiv, sides, source, transposed};
+use super::job::{Job, Vector, aligned, bits, cdiv, sides, transposed};
 use crate::{DecodeJob, Target};
 
 const DECODE: Kernel = Kernel::new("lowp_decode");
@@ -22,13 +22,13 @@ pub(crate) fn job(job: &DecodeJob<Cuda>) -> Decode {
     let [block_rows, block_cols] = sides(job.kernel.block);
     let pitch = |target: &Target<Cuda>| target.spec.row_bytes(job.shape) as u64;
     let scale = job.block_scale.as_ref();
-    let (out, out_code, _) = source(&job.out);
+    let out = Vector::new(&job.out);
     Decode {
         data: job.data.bytes.pointer(),
         scale: scale.map_or(0, |scale| scale.bytes.pointer()),
         ingredients: ingredients(orientation, &job.kernel, tensor, false),
-        out,
-        out_code,
+        out: out.pointer,
+        out_code: out.code,
         rows: job.shape.rows as u64,
         cols: job.shape.cols as u64,
         data_pitch: pitch(&job.data),

@@ -9,7 +9,7 @@ use super::super::table::{
     TRANSPOSED_ROWS, UNIT_BLOCKS, WIDE_COLS, WIDE_ROWS, code, extent, forms, path, rule, vector,
 };
 use super::ingredients::{filling, known, outers};
-use super::job::{Job, aligned, bits, cdiv, of_one_kind, place, put, sides, source, via_bf16};
+use super::job::{Job, Vector, aligned, bits, cdiv, of_one_kind, place, put, sides, via_bf16};
 use crate::check::encode::share_pass;
 use crate::{EncodeJob, KernelError, Target};
 
@@ -33,15 +33,15 @@ const MANY_TILES: u64 = 16384;
 
 /// One row, unless two targets of a part lie the same way.
 pub(crate) fn jobs(backend: &Cuda, job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> {
-    let (source, source_code, _) = source(&job.source);
+    let source = Vector::new(&job.source);
     let share = share_pass(backend, &job.kernels, &job.tensor);
     let known = known(&job.kernels, &job.tensor, share);
     let mut base = Encode {
-        source,
+        source: source.pointer,
         rows: job.shape.rows as u64,
         cols: job.shape.cols as u64,
         outer: outers(&known, &job.tensor, share),
-        source_code,
+        source_code: source.code,
         via_bf16: via_bf16(job.source_rounding),
         ..Encode::default()
     };
@@ -53,8 +53,16 @@ pub(crate) fn jobs(backend: &Cuda, job: &EncodeJob<Cuda>) -> Result<Vec<Encode>,
     }
     let mut rows = vec![base];
     for target in &job.targets {
-        let of = (&job.kernels, &known, share);
-        let Some(orientation) = filling(&mut rows, base, of, target, |row| &mut row.outer)? else {
+        let orientation = filling(
+            &mut rows,
+            base,
+            &job.kernels,
+            &known,
+            share,
+            target,
+            |row| &mut row.outer,
+        )?;
+        let Some(orientation) = orientation else {
             continue;
         };
         let (pointer, part) = (target.bytes.pointer(), target.spec.key.part);

@@ -9,7 +9,7 @@ use super::super::table::{
     THREADS, code, extent, flat_walk, rule,
 };
 use super::ingredients::{filling, known, outers};
-use super::job::{Job, aligned, bits, cdiv, place, put, sides, source, transposed, via_bf16};
+use super::job::{Job, Vector, aligned, bits, cdiv, place, put, sides, transposed, via_bf16};
 use crate::check::encode::share_pass;
 use crate::{FlatEncodeJob, KernelError};
 
@@ -17,17 +17,17 @@ pub(crate) fn jobs(
     backend: &Cuda,
     job: &FlatEncodeJob<Cuda>,
 ) -> Result<Vec<FlatEncode>, KernelError> {
-    let (source, source_code, _) = source(&job.source);
+    let source = Vector::new(&job.source);
     let share = share_pass(backend, &job.kernels, &job.tensor);
     let known = known(&job.kernels, &job.tensor, share);
     let base = FlatEncode {
-        source,
+        source: source.pointer,
         rows: job.shape.rows as u64,
         cols: job.shape.cols as u64,
         start: job.start as u64,
         len: job.len as u64,
         outer: outers(&known, &job.tensor, share),
-        source_code,
+        source_code: source.code,
         via_bf16: via_bf16(job.source_rounding),
         ..FlatEncode::default()
     };
@@ -38,8 +38,16 @@ pub(crate) fn jobs(
     };
     let mut rows = vec![base];
     for target in &job.targets {
-        let of = (&job.kernels, &known, share);
-        let Some(orientation) = filling(&mut rows, base, of, target, |row| &mut row.outer)? else {
+        let orientation = filling(
+            &mut rows,
+            base,
+            &job.kernels,
+            &known,
+            share,
+            target,
+            |row| &mut row.outer,
+        )?;
+        let Some(orientation) = orientation else {
             continue;
         };
         let (pointer, part) = (target.bytes.pointer(), target.spec.key.part);

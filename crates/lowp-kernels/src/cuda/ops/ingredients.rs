@@ -19,20 +19,16 @@ fn code_of(code: Code) -> u8 {
     }
 }
 
-/// The rule, `pow2` and `epsilon`.
-fn rule_of(rule: ScaleRule) -> (u8, bool, f32) {
+fn rule_of(rule: ScaleRule) -> u8 {
     match rule {
-        ScaleRule::None => (rule::NONE, false, 0.0),
-        ScaleRule::Delayed { .. } => (rule::TENSOR, false, 0.0),
-        ScaleRule::Current { pow2, epsilon, .. } => (rule::TENSOR, pow2, epsilon),
-        ScaleRule::E8M0(MxScale::Te) => (rule::E8M0_TE, false, 0.0),
-        ScaleRule::E8M0(MxScale::OcpFloor) => (rule::E8M0_FLOOR, false, 0.0),
-        ScaleRule::E8M0(MxScale::Even) => (rule::E8M0_EVEN, false, 0.0),
-        ScaleRule::TwoLevel { four_over_six, .. } if four_over_six.is_on() => {
-            (rule::FOUR_OVER_SIX, false, 0.0)
-        }
-        ScaleRule::TwoLevel { .. } => (rule::TWO_LEVEL, false, 0.0),
-        ScaleRule::BlockF32 { pow2, epsilon } => (rule::BLOCK_F32, pow2, epsilon),
+        ScaleRule::None => rule::NONE,
+        ScaleRule::Delayed { .. } | ScaleRule::Current { .. } => rule::TENSOR,
+        ScaleRule::E8M0(MxScale::Te) => rule::E8M0_TE,
+        ScaleRule::E8M0(MxScale::OcpFloor) => rule::E8M0_FLOOR,
+        ScaleRule::E8M0(MxScale::Even) => rule::E8M0_EVEN,
+        ScaleRule::TwoLevel { four_over_six, .. } if four_over_six.is_on() => rule::FOUR_OVER_SIX,
+        ScaleRule::TwoLevel { .. } => rule::TWO_LEVEL,
+        ScaleRule::BlockF32 { .. } => rule::BLOCK_F32,
     }
 }
 
@@ -47,7 +43,12 @@ pub(super) fn ingredients(
     tensor: u64,
     observed: bool,
 ) -> Ingredients {
-    let (rule, pow2, epsilon) = rule_of(key.scale);
+    let (pow2, epsilon) = match key.scale {
+        ScaleRule::Current { pow2, epsilon, .. } | ScaleRule::BlockF32 { pow2, epsilon } => {
+            (pow2, epsilon)
+        }
+        _ => (false, 0.0),
+    };
     let choice = match key.scale {
         ScaleRule::TwoLevel { four_over_six, .. } => four_over_six,
         _ => FourOverSix::Off,
@@ -58,7 +59,7 @@ pub(super) fn ingredients(
         epsilon,
         pow2: u8::from(pow2),
         element: code_of(key.element),
-        rule,
+        rule: rule_of(key.scale),
         extent: match key.scale.is_by_line() {
             true => [extent::ROWS, extent::COLUMNS][orientation as usize],
             false => extent::TENSOR,
@@ -121,7 +122,9 @@ pub(super) fn put_outer(
 pub(super) fn filling<J: Copy>(
     jobs: &mut Vec<J>,
     base: J,
-    (kernels, known, share): (&[KernelKey; 2], &[Ingredients; 2], bool),
+    kernels: &[KernelKey; 2],
+    known: &[Ingredients; 2],
+    share: bool,
     target: &Target<Cuda>,
     outer: impl Fn(&mut J) -> &mut [Outer; 2],
 ) -> Result<Option<Orientation>, KernelError> {

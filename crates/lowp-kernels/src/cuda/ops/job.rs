@@ -59,11 +59,26 @@ pub(super) fn of_one_kind<J>(jobs: &[J], kind: impl Fn(&J) -> Option<Kernel>) ->
     same.then_some(first)
 }
 
-/// Address of the first value, its code, and the number of values.
-pub(super) fn source(source: &Source<Cuda>) -> (u64, u8, u64) {
-    match source {
-        Source::F32(buffer) => (buffer.pointer(), code::F32, buffer.len() as u64),
-        Source::Bf16(buffer) => (buffer.pointer(), code::BF16, buffer.len() as u64),
+/// A vector of values.
+#[derive(Clone, Copy)]
+pub(super) struct Vector {
+    pub(super) pointer: u64,
+    pub(super) code: u8,
+    /// Number of values.
+    pub(super) len: u64,
+}
+
+impl Vector {
+    pub(super) fn new(values: &Source<Cuda>) -> Self {
+        let (pointer, code, len) = match values {
+            Source::F32(buffer) => (buffer.pointer(), code::F32, buffer.len()),
+            Source::Bf16(buffer) => (buffer.pointer(), code::BF16, buffer.len()),
+        };
+        Self {
+            pointer,
+            code,
+            len: len as u64,
+        }
     }
 }
 

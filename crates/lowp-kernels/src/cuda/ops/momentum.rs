@@ -3,18 +3,18 @@
 use super::super::handle::Cuda;
 use super::super::module::Kernel;
 use super::super::table::{MOMENTUM_TILE, Momentum};
-use super::job::{Job, aligned, cdiv, source};
+use super::job::{Job, Vector, aligned, cdiv};
 use crate::MomentumJob;
 
 pub(crate) fn job(job: &MomentumJob<Cuda>) -> Momentum {
-    let (grad, grad_code, len) = source(&job.grad);
+    let grad = Vector::new(&job.grad);
     Momentum {
-        grad,
+        grad: grad.pointer,
         momentum: job.momentum.pointer(),
         out: job.out.pointer(),
-        len,
+        len: grad.len,
         group: u32::try_from(job.group).unwrap_or(u32::MAX),
-        grad_code,
+        grad_code: grad.code,
         ..Momentum::default()
     }
 }

@@ -10,7 +10,7 @@ use super::super::table::{
 };
 use super::encode_ring::{MANY_TILES, WIDE_TILES};
 use super::ingredients::{known, outers, put_outer};
-use super::job::{Job, aligned, cdiv, of_one_kind, sides, source, transposed};
+use super::job::{Job, Vector, aligned, cdiv, of_one_kind, sides, transposed};
 use crate::check::encode::{outer_kernel_of, share_pass};
 use crate::{KernelError, RoundJob, Target};
 
@@ -25,15 +25,15 @@ const ALIGNED: u64 = 16;
 
 pub(crate) fn job(backend: &Cuda, job: &RoundJob<Cuda>) -> Result<Round, KernelError> {
     let RoundJob { encode: of, values } = job;
-    let (from, source_code, _) = source(&of.source);
+    let source = Vector::new(&of.source);
     let share = share_pass(backend, &of.kernels, &of.tensor);
     let known = known(&of.kernels, &of.tensor, share);
     let mut encode = Encode {
-        source: from,
+        source: source.pointer,
         rows: of.shape.rows as u64,
         cols: of.shape.cols as u64,
         outer: outers(&known, &of.tensor, share),
-        source_code,
+        source_code: source.code,
         passes: 2,
         ..Encode::default()
     };
@@ -71,7 +71,7 @@ pub(crate) fn job(backend: &Cuda, job: &RoundJob<Cuda>) -> Result<Round, KernelE
     }
     let values = [0, 1].map(|at| values[at].as_ref().map_or(0, |values| values.pointer()));
     let data = encode.pass.iter().flat_map(|pass| pass.data);
-    for pointer in data.chain(values).chain([from]) {
+    for pointer in data.chain(values).chain([source.pointer]) {
         if !aligned(pointer, 0, ALIGNED) {
             let size = ALIGNED as usize;
             return Err(KernelError::Misaligned { pointer, size });

@@ -3,7 +3,7 @@
 use super::super::handle::Cuda;
 use super::super::module::Kernel;
 use super::super::table::{SUM_TILE, Sum};
-use super::job::{Job, aligned, cdiv, source};
+use super::job::{Job, Vector, aligned, cdiv};
 use crate::{ConvertJob, Source, SumJob};
 
 pub(crate) fn sum(job: &SumJob<Cuda>) -> Sum {
@@ -15,14 +15,13 @@ pub(crate) fn convert(job: &ConvertJob<Cuda>) -> Sum {
 }
 
 fn vectors(from: &Source<Cuda>, into: &Source<Cuda>, convert: u8) -> Sum {
-    let (from, from_code, len) = source(from);
-    let (into, into_code, _) = source(into);
+    let (from, into) = (Vector::new(from), Vector::new(into));
     Sum {
-        from,
-        into,
-        len,
-        from_code,
-        into_code,
+        from: from.pointer,
+        into: into.pointer,
+        len: from.len,
+        from_code: from.code,
+        into_code: into.code,
         convert,
         ..Sum::default()
     }

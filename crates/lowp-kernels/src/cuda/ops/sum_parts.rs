@@ -3,23 +3,23 @@
 use super::super::handle::Cuda;
 use super::super::module::Kernel;
 use super::super::table::{SUM_PARTS_TILE, SumParts};
-use super::job::{Job, aligned, bits, cdiv, source};
+use super::job::{Job, Vector, aligned, bits, cdiv};
 use crate::SumPartsJob;
 
 pub(crate) fn job(job: &SumPartsJob<Cuda>) -> SumParts {
-    let (parts, code, _) = source(&job.parts);
+    let parts = Vector::new(&job.parts);
     let (number, own) = match &job.own {
-        Some((number, own)) => (*number as u64, source(own).0),
+        Some(own) => (own.number as u64, Vector::new(&own.values).pointer),
         None => (u64::MAX, 0),
     };
     SumParts {
-        parts,
+        parts: parts.pointer,
         own,
         into: job.into.pointer(),
         len: job.into.len() as u64,
         count: job.count as u64,
         number,
-        code,
+        code: parts.code,
         accumulate: u8::from(job.accumulate),
         ..SumParts::default()
     }

@@ -4,7 +4,7 @@ use super::super::handle::Cuda;
 use super::super::memory::DeviceMemory;
 use super::super::module::Kernel;
 use super::super::table::{RunSum, SUM_RUN, SUM_RUNS, SumSquares, SumTotal};
-use super::job::{Job, aligned, cdiv, source};
+use super::job::{Job, Vector, aligned, cdiv};
 use crate::{KernelError, SumSquaresJob};
 
 /// The jobs, and the memory that a launch of them adds up in: sums of runs of all jobs, totals of jobs, and the
@@ -21,18 +21,18 @@ pub(crate) fn jobs(
     let state = totals + (jobs.len() * size_of::<SumTotal>()) as u64;
     let mut next = memory.pointer;
     let fill = |job: &SumSquaresJob<Cuda>| {
-        let (source, source_code, len) = source(&job.source);
+        let source = Vector::new(&job.source);
         let runs = next;
         next += runs_bytes(job);
         SumSquares {
-            source,
-            len,
+            source: source.pointer,
+            len: source.len,
             out: job.out.pointer(),
             runs,
             totals,
             state,
             jobs: jobs.len() as u64,
-            source_code,
+            source_code: source.code,
             ..SumSquares::default()
         }
     };
@@ -41,8 +41,7 @@ pub(crate) fn jobs(
 
 /// Sums of runs that a job needs room for: of its elements, then of those sums, until one is left.
 fn runs(job: &SumSquaresJob<Cuda>) -> usize {
-    let (_, _, len) = source(&job.source);
-    let mut level = len;
+    let mut level = Vector::new(&job.source).len;
     let mut runs = 0;
     while level > 1 || runs == 0 {
         level = cdiv(level, SUM_RUN);

@@ -8,7 +8,7 @@ use super::super::table::{
     Encode, FLAT_COLS, FLAT_TILE, Update, WIDE_COLS, WIDE_ROWS, code, path, update_rule,
 };
 use super::encode;
-use super::job::{Job, aligned, bits, cdiv, of_one_kind, source, via_bf16};
+use super::job::{Job, Vector, aligned, bits, cdiv, of_one_kind, via_bf16};
 use crate::{KernelError, Master, Rule, State, UpdateJob};
 
 /// The kernels of AdamW and Adam with L2, then those of all other rules: of any jobs, and of one kind.
@@ -43,14 +43,17 @@ fn is_adam(job: &Update) -> bool {
 
 pub(crate) fn job(backend: &Cuda, job: &UpdateJob<Cuda>) -> Result<Update, KernelError> {
     let master = match &job.master {
-        Master::Values(values) => source(values).0,
+        Master::Values(values) => Vector::new(values).pointer,
         Master::Bf16Plus16 { parameter, .. } => parameter.pointer(),
     };
-    let (grad, grad_code, len) = source(&job.grad);
+    let grad = Vector::new(&job.grad);
     let (mut states, mut state_codes) = ([0; Rule::MOST_STATES], [code::F32; Rule::MOST_STATES]);
     for (index, state) in job.states.iter().enumerate() {
         match state {
-            State::Values(values) => (states[index], state_codes[index], _) = source(values),
+            State::Values(values) => {
+                let values = Vector::new(values);
+                (states[index], state_codes[index]) = (values.pointer, values.code);
+            }
             State::Fp8(bytes) => states[index] = bytes.pointer(),
         }
     }
@@ -76,15 +79,15 @@ pub(crate) fn job(backend: &Cuda, job: &UpdateJob<Cuda>) -> Result<Update, Kerne
     Ok(Update {
         master,
         states,
-        grad,
+        grad: grad.pointer,
         amax: amax
             .and_then(|amax| Some(amax.out.at(amax.tensor?)))
             .unwrap_or(0),
         lines: Orientation::ALL.map(|orientation| line(orientation).unwrap_or(0)),
-        len,
+        len: grad.len,
         group: u32::try_from(job.group).unwrap_or(u32::MAX),
         state_codes,
-        grad_code,
+        grad_code: grad.code,
         rule: rule_code(job.rule),
         encode,
     })

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, Orientation, Part, Recipe, Role, Shape, Usage};
-use lowp_fsdp::{LayerMemory, OperandEncode, OperandPlan, RecipeOperands};
+use lowp_fsdp::{LayerMemory, OperandEncode, OperandPart, OperandPlan, RecipeOperands};
 use lowp_kernels::{Backend, Cuda, CudaPlan, Source, Target, rounds, rounds_by_block};
 use lowp_shard::ScaleBookBuilder;
 
@@ -73,8 +73,12 @@ impl Cast {
             rounded.then(room)
         });
         let source = Source::Bf16(source.clone());
-        let of = (shape, usage, 0);
-        let planned = operands.plan_encode(role, of, (&source, values), |_| Ok(None));
+        let part = OperandPart {
+            shape,
+            usage,
+            first_token: 0,
+        };
+        let planned = operands.plan_encode(role, part, &source, values, |_| Ok(None));
         let planned = planned.expect("a cast");
         Self { operands, planned }
     }
@@ -170,12 +174,10 @@ fn what_is_cast_where_it_is_made_is_what_a_cast_makes() {
                 let [x, up, dy] = [1, 2, 3].map(|seed| values(&cuda, shape, seed));
                 let (of, read) = ((&cuda, &recipe, role), (&x, shape));
                 check(of, read, |[y]| ops.gelu(&x, y, size));
-                check(of, read, |[dx]| {
-                    ops.gelu_backward(&x, &dy, (dx, None), size)
-                });
-                check(of, read, |[y]| ops.swiglu([&x, &up], y, size));
+                check(of, read, |[dx]| ops.gelu_backward(&x, &dy, dx, None, size));
+                check(of, read, |[y]| ops.swiglu(&x, &up, y, size));
                 check(of, read, |both: [Made<'_>; 2]| {
-                    ops.swiglu_backward([&x, &up], &dy, (both, None), size)
+                    ops.swiglu_backward(&x, &up, &dy, both, None, size)
                 });
             }
         }
@@ -210,11 +212,11 @@ fn what_backward_makes_again_is_what_forward_made() {
             };
             let [dx, dup] = [room(), room()];
             check(&|y| ops.gelu(&x, y, size), &|y| {
-                ops.gelu_backward(&x, &dy, (Made::Values(&dx), Some(y)), size)
+                ops.gelu_backward(&x, &dy, Made::Values(&dx), Some(y), size)
             });
             let made = [&dx, &dup].map(Made::Values);
-            check(&|y| ops.swiglu([&x, &up], y, size), &|y| {
-                ops.swiglu_backward([&x, &up], &dy, (made, Some(y)), size)
+            check(&|y| ops.swiglu(&x, &up, y, size), &|y| {
+                ops.swiglu_backward(&x, &up, &dy, made, Some(y), size)
             });
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::bf16;
 use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, Buffer, Form, KernelKey, RecipeOptions, ScaleRule};
-use lowp_fsdp::{LayerMemory, OperandPlan, RecipeOperands};
+use lowp_fsdp::{LayerMemory, OperandPart, OperandPlan, RecipeOperands};
 use lowp_gemm::{Call, CallOperand, Dtype, GemmDesc, Matrix, OperandDesc};
 use lowp_kernels::{
     Backend, Cpu, CpuBuffer, DecodeJob, Quantized, RepackJob, Source, Target, Work,
@@ -136,8 +136,12 @@ impl Made {
         let operands = RecipeOperands::new(&Cpu, plan, book, Arc::default(), world, memory);
         let values: Vec<_> = values.into_iter().map(bf16::from_f32).collect();
         let source = Source::Bf16(Cpu.upload(&values).expect("values"));
-        let part = (shape, Usage::BOTH, 0);
-        let cast = operands.plan_encode(role, part, (&source, [None, None]), |_| Ok(None));
+        let part = OperandPart {
+            shape,
+            usage: Usage::BOTH,
+            first_token: 0,
+        };
+        let cast = operands.plan_encode(role, part, &source, [None, None], |_| Ok(None));
         let cast = cast.expect("a cast");
         operands.run_encode(&cast, true).expect("codes");
         let find = |part| cast.target(orientation, part).cloned();

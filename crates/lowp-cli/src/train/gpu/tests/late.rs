@@ -81,8 +81,7 @@ pub(super) fn train(
             let (cuda, training, config) = (cuda.clone(), &training, &config);
             scope.spawn(move || {
                 training.rank(&cuda, Arc::new(comm), |sharded, place| {
-                    let network =
-                        super::super::network(&cuda, sharded, (&asked.args, config), place);
+                    let network = super::super::network(&cuda, sharded, &asked.args, config, place);
                     Ok(network?)
                 })
             })

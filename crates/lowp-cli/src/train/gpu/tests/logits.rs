@@ -67,7 +67,7 @@ fn difference(
     };
     let (linears, vars) = (config.linears(), config.vars());
     let sharded =
-        ShardedModel::with_values((cuda, &mesh), |_| recipe, &linears, &vars, options, &first);
+        ShardedModel::with_values(cuda, &mesh, |_| recipe, &linears, &vars, options, &first);
     let sharded = sharded.expect("a model");
     let part = MicroBatch {
         sequences: ids.len() / seq,

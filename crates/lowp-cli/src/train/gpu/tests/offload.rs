@@ -39,7 +39,8 @@ fn whole(cuda: &Cuda, asked: &Asked) -> RunResult {
         Ok(super::super::network(
             cuda,
             sharded,
-            (args, &setup.config),
+            args,
+            &setup.config,
             place,
         )?)
     });
