@@ -23,7 +23,7 @@ pub struct CallLog {
     pub what: &'static str,
     /// Who must have done the same.
     pub among: CompareAmong,
-    /// What was done, in the order in which it was done: a number for each call.
+    /// What was done, in its order.
     pub order: CallOrder,
     /// What the numbers stand for.
     pub names: CallNames,

@@ -37,7 +37,7 @@ pub enum Remedy {
     /// Export values, or an earlier step.
     ExportValues,
     /// Choose one of these targets.
-    ExportTarget {
+    Target {
         /// What they are called.
         targets: Vec<&'static str>,
     },
@@ -78,7 +78,7 @@ impl fmt::Display for Remedy {
             Self::GiveCheckpoint => "give the checkpoint, the folder that this file is in",
             Self::GiveTrained => "give the checkpoint of a model",
             Self::ExportValues => "export values, in bf16 or f32, or an earlier step",
-            Self::ExportTarget { targets } => return write!(f, "export to {}", targets.join(", ")),
+            Self::Target { targets } => return write!(f, "export to {}", targets.join(", ")),
             Self::TargetOrBoth { target } => {
                 return write!(f, "quantize it for both, or export to {target}");
             }

@@ -247,7 +247,7 @@ pub(crate) fn fill(
 /// What [`put`] wrote.
 struct Put {
     bytes: usize,
-    /// How many of the bytes are written later.
+    /// Bytes in memory that are written later, padding included.
     later: usize,
 }
 

@@ -26,7 +26,7 @@ pub(super) fn said(remedy: &Remedy) -> String {
         }
         Remedy::GiveTrained => "give a checkpoint of `lowp train --save`".to_owned(),
         Remedy::ExportValues => "export the values by --to bf16 or --to fp32, or an earlier step".to_owned(),
-        Remedy::ExportTarget { targets } => {
+        Remedy::Target { targets } => {
             format!("give --to {} (`lowp export --help` has a table)", targets.join(", "))
         }
         Remedy::TargetOrBoth { target } => format!("quantize it for both, or give --to {target}"),

@@ -275,7 +275,7 @@ fn no_form(name: &str, recipe: &impl Recipe, to: ExportTarget) -> FileError {
         to.name()
     );
     let targets = forms::targets(recipe);
-    mend(what, Remedy::ExportTarget { targets })
+    mend(what, Remedy::Target { targets })
 }
 
 /// The orientations that can be made of the buffers that serve the rowwise one.

@@ -107,6 +107,13 @@ struct Counts {
     gathers: u64,
 }
 
+impl<B: Backend, R: Recipe> Drop for GatherGroup<B, R> {
+    /// The memory is lent to others next: after gathers that nobody used, too.
+    fn drop(&mut self) {
+        self.state.free(&self.backend);
+    }
+}
+
 impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// Plans the gathers of `params` and checks that all ranks planned the same. `reshard` is whether weights are freed after
     /// forward, or a [`Reshard`]. Collective. The shards
