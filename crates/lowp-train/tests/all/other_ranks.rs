@@ -16,7 +16,7 @@ use lowp_kernels::Cpu;
 use lowp_shard::Init;
 use lowp_train::network::{NetworkResult, Sharded};
 use lowp_train::result::RunResult;
-use lowp_train::tokens::{Packing, TokenWriter};
+use lowp_train::tokens::{Packing, TokenIds, TokenWriter};
 use lowp_train::training::Event;
 use lowp_train::{
     Batch, Checkpoints, Config, Mixture, Model, Network, Optimizer, Run, Tokens, Training,
@@ -81,8 +81,11 @@ impl Network<Cpu> for Counts {
 
 /// Documents of some lengths, of which some tokens count.
 fn tokens(folder: &Path, documents: u32) -> Result<(), Box<dyn Error>> {
-    let mut writer =
-        TokenWriter::new(folder, (VOCAB, Some(3)), true, String::new())?.shards_of(200);
+    let ids = TokenIds {
+        vocab: VOCAB,
+        end: Some(3),
+    };
+    let mut writer = TokenWriter::new(folder, ids, true, String::new())?.shards_of(200);
     for document in 0..documents {
         let ids: Vec<u32> = (0..document % 17 + 1)
             .map(|at| (document * document / 5 + at * 7) % VOCAB as u32)
