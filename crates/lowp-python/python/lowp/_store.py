@@ -276,6 +276,13 @@ class Store:
         """An optimizer has the master in its state, and knows its values."""
         self.master, self.holder, self.loose = master, weakref.ref(optimizer), None
 
+    def leave_master(self, master):
+        """Keeps the values of a master that an optimizer takes for another store."""
+        if self.master is master:
+            known = self.known_master()
+            self.master, self.holder, self.loose = known.clone() if known is master else known, None, None
+            self.uncast = self.master if self.uncast is master else self.uncast
+
     @property
     def is_held(self):
         """Whether an optimizer has the master in its state."""
