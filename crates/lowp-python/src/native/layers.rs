@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "passes on addresses of PyTorch")]
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, RwLock};
 
@@ -10,17 +11,14 @@ use lowp_gemm::{CublasLt, Dtype, Epilogue, GemmDesc, OperandDesc, OperandPtr, Sc
 use lowp_kernels::Cuda;
 use pyo3::prelude::*;
 
+use super::casts::cast_to;
 use super::torch::{Holds, Tensor, torch};
-use crate::casts::Encode;
 use crate::error::Error;
 use crate::locks::{lock, read, write};
 use crate::place;
-use crate::recent::Recent;
 use crate::recipe::Recipe;
 use crate::scales::Scales;
 
-/// Casts that stay planned.
-const CASTS: usize = 4096;
 /// Bytes that a product works in: as many as PyTorch gives its own on a Hopper, taken from PyTorch for each product.
 const WORKSPACE: usize = 32 << 20;
 /// What addresses of operands are multiples of.
@@ -29,17 +27,10 @@ const ALIGNED: usize = 256;
 /// What inputs or gradients are cast to.
 #[derive(Debug)]
 pub(crate) struct Operand {
-    number: i64,
-    recipe: AnyRecipe,
-    holds: Holds,
-    scales: Scales,
-}
-
-/// Codes of both directions, each row-major, and their scales: one for all, or those of rowwise codes and then those of columnwise ones.
-pub(crate) struct Cast {
-    pub(crate) rowwise: Tensor,
-    pub(crate) columnwise: Tensor,
-    pub(crate) scale: Tensor,
+    pub(super) number: i64,
+    pub(super) recipe: AnyRecipe,
+    pub(super) holds: Holds,
+    pub(super) scales: Scales,
 }
 
 /// The codes of a weight in one direction.
@@ -47,10 +38,37 @@ pub(crate) struct Cast {
 struct Held {
     codes: Tensor,
     scale: Tensor,
+    /// The GPU of both.
+    device: i32,
     /// Whether they are those of the phase that the weight is used in.
     is_current: bool,
-    /// Whether they were made for one product.
-    once: bool,
+}
+
+/// A layer by its number, and whether codes are columnwise.
+type Direction = (i64, bool);
+
+thread_local! {
+    /// Codes that were made for one product of this thread. Other threads use the same layer.
+    static ONCE: RefCell<Option<(Direction, Held)>> = const { RefCell::new(None) };
+}
+
+impl Held {
+    /// Where they lie, on a device; `None` where their memory was freed.
+    fn operand(&self, device: i32) -> Result<Option<OperandPtr>, Error> {
+        if self.device != device {
+            return Err(Error::new(format!(
+                "an operand of a layer is on GPU {device} and its weight is on GPU {}; move both to one device",
+                self.device
+            )));
+        }
+        if self.codes.is_freed()? || self.scale.is_freed()? {
+            return Ok(None);
+        }
+        Ok(Some(OperandPtr {
+            data: self.codes.address()?,
+            scale: self.scale.address()?,
+        }))
+    }
 }
 
 /// A layer.
@@ -181,10 +199,10 @@ pub(crate) fn release_layer(number: i64) {
 }
 
 impl Layer {
-    /// Takes the codes of one direction, for one product (`once`) or until they are forgotten.
+    /// Takes the codes of one direction, for one product of this thread (`once`) or until they are forgotten.
     ///
     /// # Errors
-    /// There are fewer scales than a product of these codes reads.
+    /// They are not codes of the weight, or there are fewer scales than a product of them reads.
     pub(crate) fn hold(
         &self,
         columnwise: bool,
@@ -192,62 +210,72 @@ impl Layer {
         scale: Tensor,
         once: bool,
     ) -> Result<(), Error> {
-        let [rows, cols] = self.sides;
-        self.scales.check(
-            &scale,
-            0,
-            if columnwise {
-                [cols, rows]
-            } else {
-                [rows, cols]
-            },
-        )?;
+        let [mut outer, mut depth] = self.sides;
+        if columnwise {
+            (outer, depth) = (depth, outer);
+        }
+        let device = codes.device()?;
+        let side = Side::of([&codes, &scale], self.scales, 0, device)?;
+        let holds = self.holds[usize::from(columnwise)];
+        if side.sides != [outer, depth] || side.holds != holds {
+            return Err(Error::new(format!(
+                "codes of {:?} in {:?} for a weight whose product reads {outer}x{depth} in {holds:?}",
+                side.sides, side.holds
+            )));
+        }
         let held = Held {
             codes,
             scale,
+            device,
             is_current: true,
-            once,
         };
-        let before = lock(&self.held)[usize::from(columnwise)].replace(held);
-        drop(before);
+        let slot = usize::from(columnwise);
+        if once {
+            let unused = ONCE.replace(Some(((self.number, columnwise), held)));
+            let forgotten = lock(&self.held)[slot].take_if(|held| !held.is_current);
+            drop((unused, forgotten));
+        } else {
+            let before = lock(&self.held)[slot].replace(held);
+            drop(before);
+        }
         Ok(())
     }
 
     /// Where the codes of one direction lie, and their scale; and what a single product is to keep until it is enqueued.
-    fn codes(&self, columnwise: bool) -> Result<(OperandPtr, Option<Held>), Error> {
-        if let Some(found) = self.known_codes(columnwise)? {
-            return Ok(found);
+    fn codes(&self, columnwise: bool, device: i32) -> Result<(OperandPtr, Option<Held>), Error> {
+        if let Some(found) = self.known_codes(columnwise, device)? {
+            return Ok((found, None));
         }
         prepare(self.number, Some(columnwise))?;
-        self.known_codes(columnwise)?.ok_or_else(|| {
+        let once = ONCE.take();
+        let once = once.filter(|(direction, _)| *direction == (self.number, columnwise));
+        let once = once.map(|(_, held)| held);
+        let found = match &once {
+            Some(held) => held.operand(device)?,
+            None => self.known_codes(columnwise, device)?,
+        };
+        let found = found.ok_or_else(|| {
             Error::new(
                 "the memory of a weight is gone; FSDP2 frees gathered parameters after the forward and the backward of their module",
             )
-        })
+        })?;
+        Ok((found, once))
     }
 
-    fn known_codes(&self, columnwise: bool) -> Result<Option<(OperandPtr, Option<Held>)>, Error> {
-        let mut both = lock(&self.held);
-        let held = &mut both[usize::from(columnwise)];
-        let Some(found) = held.as_ref().filter(|held| held.is_current) else {
-            return Ok(None);
-        };
-        if found.codes.is_freed()? || found.scale.is_freed()? {
-            return Ok(None);
+    fn known_codes(&self, columnwise: bool, device: i32) -> Result<Option<OperandPtr>, Error> {
+        let both = lock(&self.held);
+        let held = both[usize::from(columnwise)].as_ref();
+        match held.filter(|held| held.is_current) {
+            Some(held) => held.operand(device),
+            None => Ok(None),
         }
-        let ptr = OperandPtr {
-            data: found.codes.address()?,
-            scale: found.scale.address()?,
-        };
-        let kept = if found.once { held.take() } else { None };
-        Ok(Some((ptr, kept)))
     }
 
     /// The output for rows of input, and the columnwise codes of the input and the scales, which the gradient of the weight needs.
     pub(crate) fn forward(
         &self,
         input: Tensor,
-        bias: Option<Tensor>,
+        bias: Option<&Tensor>,
     ) -> Result<(Tensor, Tensor, Tensor), Error> {
         let (torch, input) = (torch()?, input.contiguous()?);
         let (dtype, device, [rows, cols]) = (input.holds()?, input.device()?, input.sides()?);
@@ -286,7 +314,7 @@ impl Layer {
             none()?
         };
         let of_weight = if needs[1] {
-            let input = Side::columnwise(saved, self.input.scales)?;
+            let input = Side::columnwise(saved, self.input.scales, device)?;
             let ([_, depth], [_, given]) = (columnwise.sides, input.sides);
             if given != depth {
                 return Err(Error::new(format!(
@@ -305,11 +333,11 @@ impl Layer {
         &self,
         [codes, scale]: [&Tensor; 2],
         dtype: Holds,
-        bias: Option<Tensor>,
+        bias: Option<&Tensor>,
     ) -> Result<Tensor, Error> {
         let device = codes.device()?;
         let memory = torch()?.empty(&[WORKSPACE], Holds::Bytes, device)?;
-        let side = Side::rowwise([codes, scale], self.input.scales)?;
+        let side = Side::of([codes, scale], self.input.scales, 0, device)?;
         self.multiply(false, side, dtype, bias, (device, memory.address()?))
     }
 
@@ -319,10 +347,10 @@ impl Layer {
         columnwise: bool,
         left: Side,
         dtype: Holds,
-        bias: Option<Tensor>,
+        bias: Option<&Tensor>,
         place: (i32, u64),
     ) -> Result<Tensor, Error> {
-        let (weight, _kept) = self.codes(columnwise)?;
+        let (weight, _kept) = self.codes(columnwise, place.0)?;
         let [mut width, mut depth] = self.sides;
         if columnwise {
             (width, depth) = (depth, width);
@@ -344,12 +372,12 @@ impl Layer {
 }
 
 /// One operand of a product: codes whose inner axis is contracted.
-struct Side {
+pub(super) struct Side {
     /// Rows and columns of the codes.
-    sides: [usize; 2],
-    ptr: OperandPtr,
-    holds: Holds,
-    scales: Scales,
+    pub(super) sides: [usize; 2],
+    pub(super) ptr: OperandPtr,
+    pub(super) holds: Holds,
+    pub(super) scales: Scales,
 }
 
 impl Scales {
@@ -366,18 +394,32 @@ impl Scales {
 }
 
 impl Side {
-    fn rowwise([codes, scale]: [&Tensor; 2], scales: Scales) -> Result<Self, Error> {
-        Self::of([codes, scale], scales, 0)
-    }
-
     /// The codes have the sides of the transpose.
-    fn columnwise([codes, scale]: [&Tensor; 2], scales: Scales) -> Result<Self, Error> {
+    fn columnwise(
+        [codes, scale]: [&Tensor; 2],
+        scales: Scales,
+        device: i32,
+    ) -> Result<Self, Error> {
         let [cols, rows] = codes.sides()?;
-        Self::of([codes, scale], scales, scales.begin(rows, cols))
+        Self::of([codes, scale], scales, scales.begin(rows, cols), device)
     }
 
-    fn of([codes, scale]: [&Tensor; 2], scales: Scales, begin: usize) -> Result<Self, Error> {
-        let sides = codes.sides()?;
+    /// Codes on a device, with the scales from `begin` on.
+    fn of(
+        [codes, scale]: [&Tensor; 2],
+        scales: Scales,
+        begin: usize,
+        device: i32,
+    ) -> Result<Self, Error> {
+        let (sides, holds) = (codes.sides()?, codes.holds()?);
+        codes.check_place(device)?;
+        scale.check_place(device)?;
+        if !matches!(holds, Holds::E4M3 | Holds::E5M2) || scale.holds()? != Holds::F32 {
+            return Err(Error::new(format!(
+                "an operand of a layer holds {holds:?}, with scales in {:?}; it takes codes of FP8 with scales in float32",
+                scale.holds()?
+            )));
+        }
         scales.check(scale, begin, sides)?;
         let ptr = OperandPtr {
             data: codes.address()?,
@@ -386,7 +428,7 @@ impl Side {
         Ok(Self {
             sides,
             ptr,
-            holds: codes.holds()?,
+            holds,
             scales,
         })
     }
@@ -408,7 +450,7 @@ fn dtype_of(holds: Holds) -> Result<Dtype, Error> {
 fn multiply(
     [left, right]: [Side; 2],
     dtype: Holds,
-    bias: Option<Tensor>,
+    bias: Option<&Tensor>,
     fast: bool,
     (device, workspace): (i32, u64),
 ) -> Result<Tensor, Error> {
@@ -450,7 +492,7 @@ fn multiply(
     Ok(out)
 }
 
-fn backend(device: i32, stream: u64) -> Result<Cuda, Error> {
+pub(super) fn backend(device: i32, stream: u64) -> Result<Cuda, Error> {
     place::cuda(usize::try_from(device).unwrap_or(0), stream)
 }
 
@@ -467,124 +509,4 @@ fn products(device: i32, stream: u64) -> Result<Arc<CublasLt>, Error> {
     Ok(Arc::clone(
         lock(&PRODUCTS).entry((device, stream)).or_insert(made),
     ))
-}
-
-/// Where a cast reads and writes, and what it is.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Key {
-    operand: i64,
-    device: i32,
-    stream: u64,
-    sides: [usize; 2],
-    is_f32: bool,
-    addresses: [u64; 5],
-}
-
-impl Operand {
-    /// Memory for columnwise codes of values, and for their scales of both directions.
-    fn kept(&self, [rows, cols]: [usize; 2], device: i32) -> Result<(Tensor, Tensor), Error> {
-        let torch = torch()?;
-        let columnwise = torch.empty(&[cols, rows], self.holds, device)?;
-        let both = [self.scales.both(rows, cols)];
-        let sides: &[usize] = if self.scales.is_one() { &[] } else { &both };
-        Ok((columnwise, torch.empty(sides, Holds::F32, device)?))
-    }
-}
-
-/// Values as codes of both directions.
-pub(crate) fn cast(values: Tensor, operand: &Operand) -> Result<Cast, Error> {
-    let values = values.contiguous()?;
-    let (sides, device) = (values.sides()?, values.device()?);
-    let (columnwise, scale) = operand.kept(sides, device)?;
-    let made = Cast {
-        rowwise: torch()?.empty(&sides, operand.holds, device)?,
-        columnwise,
-        scale,
-    };
-    let all = [&made.rowwise, &made.columnwise, &made.scale];
-    let [rowwise, columnwise, scale] = all.map(Tensor::address);
-    cast_to(&values, operand, [rowwise?, columnwise?, scale?])?;
-    Ok(made)
-}
-
-/// Contiguous values as codes of both directions, which go to `rowwise` and `columnwise`, and their scales to `scale`.
-fn cast_to(
-    values: &Tensor,
-    operand: &Operand,
-    [rowwise, columnwise, scale]: [u64; 3],
-) -> Result<[Side; 2], Error> {
-    static PLANNED: LazyLock<Mutex<Recent<Key, Arc<Encode<Cuda>>>>> =
-        LazyLock::new(|| Mutex::new(Recent::new(CASTS)));
-    let torch = torch()?;
-    let ([rows, cols], device, holds) = (values.sides()?, values.device()?, values.holds()?);
-    let (dtype, width) = match holds {
-        Holds::F32 => ("float32", 4),
-        Holds::Bf16 => ("bfloat16", 2),
-        _ => {
-            return Err(Error::new(
-                "values of a layer that are neither bfloat16 nor float32; cast them",
-            ));
-        }
-    };
-    let scales = operand.scales;
-    let [of_rows, of_columns] = [scales.count(rows, cols), scales.count(cols, rows)];
-    let of_columnwise = scale + (size_of::<f32>() * scales.begin(rows, cols)) as u64;
-    let addresses = [values.address()?, rowwise, columnwise, scale, of_columnwise];
-    let stream = torch.stream(device)?;
-    let key = Key {
-        operand: operand.number,
-        device,
-        stream,
-        sides: [rows, cols],
-        is_f32: width == 4,
-        addresses,
-    };
-    let known = lock(&PLANNED).get(&key).cloned();
-    let planned = match known {
-        Some(planned) => planned,
-        None => {
-            let memory =
-                |index: usize, bytes: usize| (addresses[index], bytes, i64::from(device), None);
-            let codes = [
-                ("rowwise_data", rows * cols),
-                ("columnwise_data", rows * cols),
-            ];
-            let of_codes: &[_] = match scales.is_one() {
-                true => &[("tensor_scale", 4)],
-                false => &[
-                    ("rowwise_scale_inv", 4 * of_rows),
-                    ("columnwise_scale_inv", 4 * of_columns),
-                ],
-            };
-            let buffers = codes
-                .iter()
-                .chain(of_codes)
-                .copied()
-                .zip(1..)
-                .map(|((name, bytes), index)| (name.to_owned(), memory(index, bytes)));
-            let source = (memory(0, rows * cols * width), dtype);
-            let encode = Encode::new(
-                &backend(device, stream)?,
-                operand.recipe,
-                (rows, cols),
-                source,
-                buffers.collect(),
-            )?;
-            let planned = Arc::new(encode);
-            let gone = lock(&PLANNED).put(key, Arc::clone(&planned));
-            drop(gone);
-            planned
-        }
-    };
-    planned.run()?;
-    let side = |sides, data, scale| Side {
-        sides,
-        ptr: OperandPtr { data, scale },
-        holds: operand.holds,
-        scales,
-    };
-    Ok([
-        side([rows, cols], rowwise, scale),
-        side([cols, rows], columnwise, of_columnwise),
-    ])
 }
