@@ -68,9 +68,9 @@ impl Current {
         }
     }
 
-    /// The same before the first handle of a GPU.
+    /// The same for a call on a GPU, which may be the first one.
     #[cfg(feature = "cuda")]
-    fn keep_before_gpus() -> Self {
+    pub(crate) fn keep_on_gpu() -> Self {
         HAS_GPUS.store(true, Ordering::Relaxed);
         Self::keep()
     }
@@ -124,7 +124,7 @@ impl Device {
             }),
             #[cfg(feature = "cuda")]
             "cuda" => {
-                let current = Current::keep_before_gpus();
+                let current = Current::keep_on_gpu();
                 Ok(Self {
                     handle: cuda(*ordinal, *stream).map(Handle::Cuda)?,
                     _current: current,

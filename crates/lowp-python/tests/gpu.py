@@ -196,9 +196,14 @@ class Devices(unittest.TestCase):
                     torch.cuda.set_device(current)
 
             for name in ("fp8-current", "mxfp8-2d"):
-                net = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
+                # Alone, this test has no call on a GPU before the first layer.
+                net = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
                 lowp.quantize_model_(net, name)
-                check("quantize_model_")
+                net.to(device)
+                net(torch.randn(32, 256, device=device))
+                check("the first layer")
+                lowp.quantize(torch.randn(256, 256, device=device), name)
+                check("quantize")
                 opt = lowp.AdamW(net.parameters(), max_norm=1.0)
                 for _ in range(2):
                     out = net(torch.randn(32, 256, device=device))

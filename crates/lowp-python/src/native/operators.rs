@@ -58,7 +58,7 @@ impl Stack {
 fn enter(stack: *mut u64, kernel: impl FnOnce(&Stack) -> Result<(), Error>) {
     RAISED.set(None);
     let done = catch_unwind(AssertUnwindSafe(|| {
-        let _current = Current::keep();
+        let _current = Current::keep_on_gpu();
         kernel(&Stack(stack))
     }));
     let error = match done {
