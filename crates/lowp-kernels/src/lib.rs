@@ -79,6 +79,7 @@ pub use cpu::{Cpu, CpuBuffer, CpuGraph, CpuPlan, CpuRead, CpuWrite};
 #[cfg(feature = "cuda")]
 pub use cuda::{
     Cuda, CudaBuffer, CudaEvent, CudaFunction, CudaGraph, CudaLibrary, CudaMark, CudaPlan,
+    CurrentContext,
 };
 pub use element::{Element, FloatDtype};
 pub use error::KernelError;

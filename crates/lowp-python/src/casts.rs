@@ -10,7 +10,7 @@ use lowp_shard::{CastItem, CastPlan, ScaleBook, ScaleBookBuilder};
 use pyo3::prelude::*;
 
 use crate::error::Error;
-use crate::place::{Device, DeviceArg, MemoryArg, Place, on_device};
+use crate::place::{Device, DeviceArg, MemoryArg, Owned, Place, on_device};
 use crate::planned::{Kept, Planned, Planning};
 use crate::recipe::{ByName, Recipe, orientation_of};
 use crate::tensor::{Named, tensor};
@@ -31,7 +31,7 @@ pub(crate) struct Key {
 
 /// Planned casts of one device, up to a number of them; beyond it the one that was not used for longest goes.
 #[pyclass(frozen, module = "lowp._lowp")]
-pub(crate) struct Casts(Planned<Self>);
+pub(crate) struct Casts(Owned<Planned<Self>>);
 
 impl Planning for Casts {
     type Key = Key;
@@ -112,7 +112,7 @@ impl Casts {
     /// No casts yet; `most` are kept.
     #[new]
     fn new(most: usize) -> Self {
-        Self(Planned::new(most))
+        Self(Owned::new(Planned::new(most)))
     }
 
     /// Casts `source` into `buffers`, with scales from the values.

@@ -8,7 +8,7 @@ use lowp_shard::{FlatMaster, MasterCast};
 use pyo3::prelude::*;
 
 use crate::error::Error;
-use crate::place::{Device, DeviceArg, MemoryArg, Place, on_device};
+use crate::place::{Device, DeviceArg, MemoryArg, Owned, Place, on_device};
 use crate::planned::{Kept, Planned, Planning};
 use crate::ranks::communicator;
 use crate::recipe::{ByName, Recipe};
@@ -44,7 +44,7 @@ pub(crate) type Key = (Vec<WeightKey>, usize, u64);
 
 /// The casts of a process group, each planned once for where weights and masters lie.
 #[pyclass(frozen, module = "lowp._lowp")]
-pub(crate) struct FlatCasts(Planned<Self>);
+pub(crate) struct FlatCasts(Owned<Planned<Self>>);
 
 impl Planning for FlatCasts {
     type Key = Key;
@@ -56,7 +56,7 @@ impl FlatCasts {
     /// No casts yet.
     #[new]
     fn new() -> Self {
-        Self(Planned::new(SETS))
+        Self(Owned::new(Planned::new(SETS)))
     }
 
     /// Casts `weights`, each a full weight with this rank's slice of its masters, over the ranks of `ranks`. Collective.

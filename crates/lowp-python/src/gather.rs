@@ -14,7 +14,7 @@ use lowp_shard::{
 use pyo3::prelude::*;
 
 use crate::error::Error;
-use crate::place::{Device, DeviceArg, Memory, MemoryArg, Place};
+use crate::place::{Device, DeviceArg, Memory, MemoryArg, Owned, Place};
 use crate::recipe::Recipe;
 use crate::tensor::{Named, name};
 
@@ -24,7 +24,7 @@ const SETS: usize = 8;
 /// The rows of a weight that this rank stores, as FSDP2 cuts them.
 #[pyclass(frozen, module = "lowp._lowp")]
 pub(crate) struct Shard {
-    pub(crate) of: AnyShard,
+    pub(crate) of: Owned<AnyShard>,
 }
 
 #[derive(Clone)]
@@ -84,12 +84,12 @@ impl Shard {
         let spec = ShardSpec::chunked(&recipe, shape, world, rank, Usage::BOTH)?;
         let device = Device::new(&device)?;
         let of = crate::place::on_device!(&device, |backend| made(backend, recipe, spec, buffers))?;
-        Ok(Self { of })
+        Ok(Self { of: Owned::new(of) })
     }
 
     /// Says that the buffers are about to be written by other means than the optimizer.
     fn begin_write(&self) {
-        match &self.of {
+        match &*self.of {
             AnyShard::Cpu(shard) => shard.begin_write(),
             #[cfg(feature = "cuda")]
             AnyShard::Cuda(shard) => shard.begin_write(),
@@ -140,13 +140,13 @@ fn wrapped<B: Held>(
 /// What was sent: given to `post` with what arrived.
 #[pyclass(frozen, module = "lowp._lowp")]
 pub(crate) struct SentMark {
-    sent: GatherTag,
+    sent: Owned<GatherTag>,
 }
 
 /// One parameter's gather for one phase.
 #[pyclass(frozen, module = "lowp._lowp")]
 pub(crate) struct Gather {
-    of: Mutex<Box<dyn Hooked>>,
+    of: Owned<Mutex<Box<dyn Hooked>>>,
 }
 
 /// What every rank sends of a buffer.
@@ -305,12 +305,14 @@ impl Gather {
     /// The gathers of `shard`: one for each phase, or with `kept` one for both.
     #[staticmethod]
     fn of(shard: &Shard, kept: bool) -> Result<Vec<Self>, Error> {
-        let made = match &shard.of {
+        let made = match &*shard.of {
             AnyShard::Cpu(shard) => gathers(shard, kept)?,
             #[cfg(feature = "cuda")]
             AnyShard::Cuda(shard) => gathers(shard, kept)?,
         };
-        let gather = |of| Self { of: Mutex::new(of) };
+        let gather = |of| Self {
+            of: Owned::new(Mutex::new(of)),
+        };
         Ok(made.into_iter().map(gather).collect())
     }
 
@@ -361,7 +363,9 @@ impl Gather {
     /// Brings padded copies up to date, on the stream that sends.
     fn pre(&self, device: DeviceArg) -> Result<SentMark, Error> {
         let sent = self.lock().pre(&Device::new(&device)?)?;
-        Ok(SentMark { sent })
+        Ok(SentMark {
+            sent: Owned::new(sent),
+        })
     }
 
     /// Fails where the shard was cast since its bytes were sent.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use lowp_comm::{Communicator, Mesh, or_abort};
 use lowp_format::Shape;
@@ -17,7 +17,10 @@ use pyo3::types::PyDict;
 
 use crate::error::Error;
 use crate::gather::{Held, Shard};
-use crate::place::{Device, DeviceArg, Memory, MemoryArg, check_process, on_device};
+use crate::locks::lock;
+use crate::place::{
+    Current, Device, DeviceArg, Memory, MemoryArg, Owned, check_process, on_device,
+};
 use crate::ranks::communicator;
 use crate::recipe::Recipe;
 use crate::tensor::{Named, tensor};
@@ -83,7 +86,7 @@ type GradArg = Option<(u64, usize, String)>;
 /// The optimizer of this rank.
 #[pyclass(frozen, module = "lowp._lowp")]
 pub(crate) struct Optimizer {
-    of: Mutex<Box<dyn Steps>>,
+    of: Owned<Mutex<Box<dyn Steps>>>,
 }
 
 /// What became of a step.
@@ -440,10 +443,24 @@ fn memory<B: Held>(backend: &B, pointer: u64, bytes: usize) -> Memory {
 }
 
 impl Optimizer {
-    fn lock(&self) -> Result<MutexGuard<'_, Box<dyn Steps>>, Error> {
-        check_process()?;
-        // Whoever failed in between said what became of the parameters.
-        Ok(self.of.lock().unwrap_or_else(PoisonError::into_inner))
+    fn made(of: Box<dyn Steps>) -> Self {
+        Self {
+            of: Owned::new(Mutex::new(of)),
+        }
+    }
+
+    /// Does `work` with the optimizer, while other threads of Python run.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut dyn Steps) -> Result<T, Error> + Send,
+    ) -> Result<T, Error> {
+        py.detach(|| {
+            check_process()?;
+            let _current = Current::keep();
+            // Whoever failed in between said what became of the parameters.
+            work(lock(&self.of).as_mut())
+        })
     }
 }
 
@@ -472,7 +489,7 @@ impl Optimizer {
                 Ok::<_, Error>(Box::new(of) as Box<dyn Steps>)
             })
         })?;
-        Ok(Self { of: Mutex::new(of) })
+        Ok(Self::made(of))
     }
 
     /// The optimizer over `params`, the same parameters that lie elsewhere now: it goes on after the last step. Not collective.
@@ -484,8 +501,8 @@ impl Optimizer {
         params: Vec<ParamArg>,
     ) -> Result<Self, Error> {
         let device = Device::new(&device)?;
-        let of = py.detach(|| self.lock()?.moved(&device, groups, params))?;
-        Ok(Self { of: Mutex::new(of) })
+        let of = self.with(py, |of| of.moved(&device, groups, params));
+        of.map(Self::made)
     }
 
     /// One step with the gradients where they lie, `None` of a parameter that has none; `None` where they lie as in the last one. Collective.
@@ -508,31 +525,31 @@ impl Optimizer {
             max_norm,
             skip_nonfinite,
         };
-        py.detach(|| self.lock()?.step(&device, grads, groups, &options))
+        self.with(py, |of| of.step(&device, grads, groups, &options))
     }
 
     /// A step with the options of the last one, over gradients that one was taken over: what a capture of PyTorch records.
     fn again(&self, py: Python<'_>, device: DeviceArg, grads: Vec<GradArg>) -> Result<(), Error> {
         let device = Device::new(&device)?;
-        py.detach(|| self.lock()?.again(&device, &grads))
+        self.with(py, |of| of.again(&device, &grads))
     }
 
     /// Tells the other ranks that this one failed: they get `message`.
     fn abort(&self, py: Python<'_>, message: &str) -> Result<(), Error> {
-        py.detach(|| {
-            self.lock()?.abort(message);
+        self.with(py, |of| {
+            of.abort(message);
             Ok(())
         })
     }
 
     /// Casts the masters with scales from the values. Collective.
     fn calibrate(&self, py: Python<'_>) -> Result<(), Error> {
-        py.detach(|| self.lock()?.calibrate())
+        self.with(py, |of| of.calibrate())
     }
 
     /// What became of the last step: waits for it.
     fn report<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>, Error> {
-        let Report { step, measured } = py.detach(|| self.lock()?.report())?;
+        let Report { step, measured } = self.with(py, |of| of.report())?;
         let dict = PyDict::new(py);
         dict.set_item("applied", step.applied)?;
         dict.set_item("grad_norm", measured.then_some(step.grad.norm))?;
@@ -545,7 +562,7 @@ impl Optimizer {
 
     /// Steps that were applied and skipped, and those that each parameter was updated in.
     fn counts(&self, py: Python<'_>) -> Result<(u64, u64, Vec<u64>), Error> {
-        let (counts, steps) = py.detach(|| self.lock()?.counts())?;
+        let (counts, steps) = self.with(py, |of| of.counts())?;
         Ok((counts.applied, counts.skipped, steps))
     }
 
@@ -559,12 +576,12 @@ impl Optimizer {
         steps: Vec<u64>,
     ) -> Result<(), Error> {
         let counts = StepCounts { applied, skipped };
-        py.detach(|| self.lock()?.set_counts(counts, &steps))
+        self.with(py, |of| of.set_counts(counts, &steps))
     }
 
     /// The delayed scales of a parameter with their histories.
     fn delayed(&self, py: Python<'_>, param: usize) -> Result<Vec<(f32, Vec<f32>)>, Error> {
-        let states = py.detach(|| self.lock()?.delayed(param))?;
+        let states = self.with(py, |of| of.delayed(param))?;
         Ok(states.into_iter().map(|s| (s.scale, s.history)).collect())
     }
 
@@ -578,6 +595,6 @@ impl Optimizer {
         let states = states.into_iter();
         let states = states.map(|(scale, history)| DelayedState { scale, history });
         let states = states.collect();
-        py.detach(|| self.lock()?.set_delayed(param, states))
+        self.with(py, |of| of.set_delayed(param, states))
     }
 }

@@ -4,15 +4,19 @@
 
 #[cfg(feature = "cuda")]
 use std::collections::HashMap;
-use std::ops::Range;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, Range};
 use std::sync::OnceLock;
+#[cfg(feature = "cuda")]
+use std::sync::atomic::{AtomicBool, Ordering};
 #[cfg(feature = "cuda")]
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use half::bf16;
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Element, KernelError, Source};
 #[cfg(feature = "cuda")]
-use lowp_kernels::{Cuda, CudaBuffer};
+use lowp_kernels::{Cuda, CudaBuffer, CurrentContext};
 use pyo3::prelude::*;
 
 use crate::error::Error;
@@ -24,21 +28,86 @@ pub(crate) type DeviceArg = (String, usize, u64);
 /// if something must.
 pub(crate) type MemoryArg = (u64, usize, i64, Option<Py<PyAny>>);
 
+/// The handle that a call of Python works with. While it lives, the call may make another device current than PyTorch's.
+pub(crate) struct Device {
+    pub(crate) handle: Handle,
+    _current: Current,
+}
+
 /// A backend handle.
-#[derive(Clone, Debug)]
-pub(crate) enum Device {
+#[derive(Debug)]
+pub(crate) enum Handle {
     Cpu(Cpu),
     #[cfg(feature = "cuda")]
     Cuda(Cuda),
 }
 
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.handle.fmt(f)
+    }
+}
+
+/// Keeps the device that is current on this thread, as PyTorch has it: handles of GPUs make theirs current. Nothing on CPUs.
+#[must_use]
+pub(crate) struct Current {
+    #[cfg(feature = "cuda")]
+    _context: Option<CurrentContext>,
+}
+
+/// Whether this process had tensors on GPUs.
+#[cfg(feature = "cuda")]
+static HAS_GPUS: AtomicBool = AtomicBool::new(false);
+
+impl Current {
+    /// Until it is dropped.
+    pub(crate) fn keep() -> Self {
+        Self {
+            #[cfg(feature = "cuda")]
+            _context: HAS_GPUS.load(Ordering::Relaxed).then(CurrentContext::keep),
+        }
+    }
+
+    /// The same for a call on a GPU, which may be the first one.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn keep_on_gpu() -> Self {
+        HAS_GPUS.store(true, Ordering::Relaxed);
+        Self::keep()
+    }
+}
+
+/// What an object of Python owns. Python drops it between calls, and the current device stays what it is.
+pub(crate) struct Owned<T>(ManuallyDrop<T>);
+
+impl<T> Owned<T> {
+    pub(crate) fn new(of: T) -> Self {
+        Self(ManuallyDrop::new(of))
+    }
+}
+
+impl<T> Deref for Owned<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        let _current = Current::keep();
+        // SAFETY: dropped here alone.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
+    }
+}
+
 /// Runs `$body` with the handle of `$device` as `$backend`.
 macro_rules! on_device {
     ($device:expr, |$backend:ident| $body:expr) => {
-        match $device {
-            $crate::place::Device::Cpu($backend) => $body,
+        match &$device.handle {
+            $crate::place::Handle::Cpu($backend) => $body,
             #[cfg(feature = "cuda")]
-            $crate::place::Device::Cuda($backend) => $body,
+            $crate::place::Handle::Cuda($backend) => $body,
         }
     };
 }
@@ -49,9 +118,18 @@ impl Device {
     pub(crate) fn new((kind, ordinal, stream): &DeviceArg) -> Result<Self, Error> {
         check_process()?;
         match kind.as_str() {
-            "cpu" => Ok(Self::Cpu(Cpu)),
+            "cpu" => Ok(Self {
+                handle: Handle::Cpu(Cpu),
+                _current: Current::keep(),
+            }),
             #[cfg(feature = "cuda")]
-            "cuda" => cuda(*ordinal, *stream).map(Self::Cuda),
+            "cuda" => {
+                let current = Current::keep_on_gpu();
+                Ok(Self {
+                    handle: cuda(*ordinal, *stream).map(Handle::Cuda)?,
+                    _current: current,
+                })
+            }
             #[cfg(not(feature = "cuda"))]
             "cuda" => Err(Error::new(format!(
                 "a tensor is on cuda:{ordinal} (stream {stream:#x}), but this wheel was built for the CPU only; build one with \
@@ -196,10 +274,10 @@ impl Place for Cpu {
     }
 
     fn of(device: &Device) -> Option<&Self> {
-        match device {
-            Device::Cpu(cpu) => Some(cpu),
+        match &device.handle {
+            Handle::Cpu(cpu) => Some(cpu),
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => None,
+            Handle::Cuda(_) => None,
         }
     }
 }
@@ -228,9 +306,9 @@ impl Place for Cuda {
     }
 
     fn of(device: &Device) -> Option<&Self> {
-        match device {
-            Device::Cuda(cuda) => Some(cuda),
-            Device::Cpu(_) => None,
+        match &device.handle {
+            Handle::Cuda(cuda) => Some(cuda),
+            Handle::Cpu(_) => None,
         }
     }
 }

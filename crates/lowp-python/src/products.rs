@@ -6,7 +6,7 @@ use lowp_gemm::{CublasLt, Dtype, Epilogue, GemmDesc, OperandDesc, OperandPtr, Sc
 use pyo3::prelude::*;
 
 use crate::error::Error;
-use crate::place::{Device, DeviceArg, MemoryArg, Place as _};
+use crate::place::{Current, Device, DeviceArg, Handle, MemoryArg, Owned, Place as _};
 use crate::scales::Scales;
 
 /// An operand as Python gives it: its codes, its scales, the name of its dtype, and what its scales belong to.
@@ -15,7 +15,7 @@ type OperandArg<'a> = (MemoryArg, MemoryArg, &'a str, &'a str);
 /// The products of a stream of a GPU. Each is planned once.
 #[pyclass(frozen, module = "lowp._lowp")]
 pub(crate) struct Products {
-    of: CublasLt,
+    of: Owned<CublasLt>,
     /// Number of the GPU.
     device: i64,
 }
@@ -26,12 +26,12 @@ impl Products {
     #[new]
     fn new(device: DeviceArg) -> Result<Self, Error> {
         let device = Device::new(&device)?;
-        let Device::Cuda(cuda) = &device else {
+        let Handle::Cuda(cuda) = &device.handle else {
             return Err(Error::new(format!(
                 "products of codes cannot run on {device:?}, only on GPUs"
             )));
         };
-        let of = CublasLt::new(cuda)?;
+        let of = Owned::new(CublasLt::new(cuda)?);
         let device = cuda.number();
         Ok(Self { of, device })
     }
@@ -91,6 +91,7 @@ impl Products {
             self.address(&workspace, workspace.1, "the workspace")?,
             workspace.1,
         );
+        let _current = Current::keep();
         // SAFETY: addresses are those of contiguous tensors with so many bytes on this device, which the package holds for the call;
         // PyTorch reuses memory of a stream after the work of that stream.
         Ok(unsafe {

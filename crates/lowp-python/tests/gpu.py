@@ -5,6 +5,7 @@ Ranks are as many as there are GPUs; with one, the tests of two are left out and
 
 import datetime
 import gc
+import threading
 import time
 import unittest
 
@@ -179,6 +180,54 @@ class Steps(unittest.TestCase):
             opt.zero_grad(set_to_none=True)
             del trash
         self.assertEqual(opt.last_step()["steps"], 30)
+
+
+class Devices(unittest.TestCase):
+    @unittest.skipIf(torch.cuda.device_count() < 2, "one GPU: that of a program is the one of its model")
+    def test_the_current_device_of_a_program_stays(self):
+        failures = []
+
+        def train():
+            device, current = torch.device("cuda", 1), torch.cuda.current_device()
+
+            def check(what):
+                if torch.cuda.current_device() != current:
+                    failures.append((name, what))
+                    torch.cuda.set_device(current)
+
+            for name in ("fp8-current", "mxfp8-2d"):
+                # Alone, this test has no call on a GPU before the first layer.
+                net = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+                lowp.quantize_model_(net, name)
+                net.to(device)
+                net(torch.randn(32, 256, device=device))
+                check("the first layer")
+                lowp.quantize(torch.randn(256, 256, device=device), name)
+                check("quantize")
+                opt = lowp.AdamW(net.parameters(), max_norm=1.0)
+                for _ in range(2):
+                    out = net(torch.randn(32, 256, device=device))
+                    check("forward")
+                    out.square().sum().backward()
+                    check("backward")
+                    opt.step()
+                    check("step")
+                    opt.last_step()
+                    check("last_step")
+                    opt.state_dict()
+                    check("state_dict")
+                net[0].weight.detach().dequantize()
+                check("dequantize")
+                del net, opt, out
+                gc.collect()
+                check("the end of a model")
+
+        train()
+        # One that has no context yet.
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+        self.assertEqual(failures, [])
 
 
 def gathered(rank, world, shape):

@@ -1,5 +1,6 @@
 """Products of codes in linear layers, part of gpu.py."""
 
+import threading
 import unittest
 
 import torch
@@ -25,6 +26,32 @@ def decoded(values, recipe):
 
 
 class Products(unittest.TestCase):
+    def test_operators_check_what_they_are_given(self):
+        layer, x = coded()
+        layer(x)
+        token, bias, rows = layer.weight._token, layer.bias.detach(), layer.weight.shape[0]
+        out, codes, scale = torch.ops.lowp.forward(x, token, rows, bias, True)
+        self.assertTrue(torch.equal(out, layer(x)))
+        grad, cols = torch.randn_like(out), layer.weight.shape[1]
+
+        def forward(number, added=bias):
+            return torch.ops.lowp.forward(x, number, rows, added, True)
+
+        def backward(codes, scale):
+            return torch.ops.lowp.backward(grad, codes, scale, token, cols, False, True)
+
+        wrong = {
+            "one integer of 64 bits": [lambda: forward(token.to(DEVICE)), lambda: forward(token.int()), lambda: forward(token.repeat(2))],
+            "contiguous values of bfloat16": [lambda: forward(token, bias.repeat(2)[::2])],
+            "not contiguous": [lambda: backward(codes.t().contiguous().t(), scale)],
+            "not on a GPU": [lambda: backward(codes.cpu(), scale), lambda: backward(codes, scale.cpu())],
+            "codes of FP8": [lambda: backward(codes.view(torch.uint8), scale), lambda: backward(codes, scale.half())],
+        }
+        for message, calls in wrong.items():
+            for index, call in enumerate(calls):
+                with self.subTest(message=message, index=index), self.assertRaisesRegex(RuntimeError, message):
+                    call()
+
     def test_streams_hold_no_memory_after_their_products(self):
         layer, x = coded()
         with torch.no_grad():
@@ -253,6 +280,30 @@ class ScaledProducts(unittest.TestCase):
                     net(own).backward(grad)
                     grads.append(own.grad)
                 self.assertTrue(torch.equal(grads[0], grads[1]) and torch.equal(grads[1], grads[2]))
+
+    def test_threads_share_a_layer(self):
+        # Each product has scales of its own, padded for it.
+        layer, x, _ = scaled("fp8-block", (144, 272, 400))
+        with torch.no_grad():
+            expected = layer(x)
+        failures = []
+
+        def work():
+            try:
+                with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+                    for _ in range(200):
+                        if not torch.equal(layer(x), expected):
+                            failures.append("another result")
+            except Exception as error:
+                failures.append(str(error))
+
+        torch.cuda.synchronize()
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
 
     def test_sides_that_do_not_fit_are_decoded(self):
         for name in SCALED:

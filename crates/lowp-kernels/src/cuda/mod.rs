@@ -24,6 +24,7 @@ use crate::{Backend, Element, KernelError, Pending, StepScalars, Work};
 mod buffer;
 mod capture;
 mod cleanup;
+mod current;
 mod deferred;
 mod device;
 mod driver;
@@ -46,6 +47,7 @@ mod step;
 mod table;
 
 pub use buffer::CudaBuffer;
+pub use current::CurrentContext;
 pub use event::CudaEvent;
 pub use graph::CudaGraph;
 pub use handle::{Cuda, CudaMark};

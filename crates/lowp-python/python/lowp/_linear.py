@@ -34,7 +34,7 @@ def linear(input, weight, bias=None):
     if input.layout != torch.strided or not input.is_floating_point():
         raise LowpError(f"an input has the dtype {input.dtype} and the layout {input.layout}; give dense floating-point values")
     kind = input.device.type
-    if torch.is_autocast_enabled(kind):
+    if torch.is_autocast_enabled(kind) and input.dtype is not torch.float64:  # which PyTorch leaves as it is, too
         dtype = torch.get_autocast_dtype(kind)
         input = input.to(dtype)
         bias = None if bias is None else bias.to(dtype)
@@ -95,7 +95,13 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         work = differentiable_gradients if torch.is_grad_enabled() else gradients
-        return work(grad, *ctx.saved_tensors, ctx.needs_input_grad)
+        input, weight, codes, scale = ctx.saved_tensors
+        if not isinstance(weight, _compile.Tensor):
+            raise UnsupportedOp(
+                "a hook of saved tensors put plain values in the place of the codes of a linear layer's weight, as torch.autograd.graph.save_on_cpu(pin_memory=True) "
+                "does; use save_on_cpu(pin_memory=False), or have the hook return a lowp.Tensor as it is"
+            )
+        return work(grad, input, weight, codes, scale, ctx.needs_input_grad)
 
 
 _compile.layer_forward, _compile.layer_gradients = forward, gradients

@@ -21,7 +21,8 @@ _OF_ATTENTION = torch.nn.modules.linear.NonDynamicallyQuantizableLinear
 def quantize_model_(model, recipe, *, ignore=(), keep_master=None, master_dtype=torch.float32, **options):
     """Quantizes the weight of every ``torch.nn.Linear`` of ``model`` in place, before ``fully_shard``.
 
-    ``ignore`` has shell patterns for names of modules (``"lm_head"``, ``"*.norm"``) or parameters. With ``keep_master`` the values stay
+    ``ignore`` has shell patterns for names of modules (``"lm_head"``, ``"*.norm"``) or parameters; a module that contains linear layers leaves out all of
+    them (``"vision_tower"``). With ``keep_master`` the values stay
     next to the codes in ``master_dtype``, as masters for ``lowp.AdamW``, and are sharded with the codes; the default keeps those of weights that require
     gradients. In ``torch.bfloat16`` they are rounded before they are quantized, and each step of ``lowp.AdamW`` rounds them stochastically. A frozen weight (``requires_grad=False``) has no codes that follow from others. Adapters of peft stay as they are. A weight that several
     linear layers share becomes one tensor. Weights that already have codes of the recipe do not change. Returns the names of the parameters that were
@@ -41,11 +42,10 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=None, master_dtype=
     chosen, unused, adapters = [], set(ignore), _adapters(model)
     for module_name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear):
-            hit = {p for p in ignore if fnmatch.fnmatchcase(module_name, p)}
-            unused -= hit
+            unused -= _hits(ignore, [module_name])
             continue
         name = f"{module_name}.weight" if module_name else "weight"
-        hit = {p for p in ignore if fnmatch.fnmatchcase(module_name, p) or fnmatch.fnmatchcase(name, p)}
+        hit = _hits(ignore, [name, *_with_containers(module_name)])
         unused -= hit
         if not hit and module not in adapters:
             chosen.append((name, module))
@@ -107,6 +107,17 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=None, master_dtype=
             module.register_load_state_dict_pre_hook(_quantize_assigned)
     save_values(model)
     return [name for name, _ in chosen]
+
+
+def _hits(patterns, names):
+    """The patterns that match one of some names."""
+    return {pattern for pattern in patterns if any(fnmatch.fnmatchcase(name, pattern) for name in names)}
+
+
+def _with_containers(name):
+    """The names of a module and of those that contain it, without the model itself."""
+    parts = name.split(".")
+    return [".".join(parts[: end + 1]) for end in range(len(parts))]
 
 
 def _quantize_assigned(module, state_dict, prefix, local_metadata, *_):

@@ -245,19 +245,21 @@ def store_values(tensor, source):
 
 
 @handles(aten.new_zeros)
-def _new_zeros(func, tensor, size, dtype=None, **_):
-    size = tuple(size)
+def _new_zeros(func, tensor, size, dtype=None, device=None, **_):
+    size, dtype = tuple(size), tensor.dtype if dtype is None else dtype
+    device = tensor.device if device is None else device
     if len(size) != 2 or size[1] != tensor._store.cols:
-        return torch.zeros(size, dtype=tensor.dtype if dtype is None else dtype, device=tensor.device)
+        return torch.zeros(size, dtype=dtype, device=device)
     # FSDP2 copies the rows of its shard into it.
-    return Tensor(tensor._store.blank_like(size[0]), tensor.dtype if dtype is None else dtype)
+    return Tensor(tensor._store.blank_like(size[0], device=device), dtype)
 
 
 @handles(aten.new_empty, aten.new_full, aten.new_ones)
-def _new_plain(func, tensor, size, *fill, dtype=None, **_):
+def _new_plain(func, tensor, size, *fill, dtype=None, device=None, **_):
     # Gradients, moments and the like: plain values.
     make = {aten.new_empty: torch.empty, aten.new_full: torch.full, aten.new_ones: torch.ones}[func.overloadpacket]
-    return make(tuple(size), *fill, dtype=tensor.dtype if dtype is None else dtype, device=tensor.device)
+    dtype, device = tensor.dtype if dtype is None else dtype, tensor.device if device is None else device
+    return make(tuple(size), *fill, dtype=dtype, device=device)
 
 
 @handles(aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like)
@@ -316,7 +318,7 @@ def _slice(func, tensor, dim=0, start=None, end=None, step=1):
     length = tensor.shape[dim]
     start = 0 if start is None else start
     end = length if end is None else end
-    start, end = (x + length if x < 0 else min(x, length) for x in (start, end))
+    start, end = (max(x + length, 0) if x < 0 else min(x, length) for x in (start, end))
     if step == 1 and (start, end) == (0, length):
         return alias(tensor)
     if step != 1 or dim % tensor.dim() != 0 or tensor.dim() != 2:

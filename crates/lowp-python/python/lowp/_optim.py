@@ -90,6 +90,8 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         built = self._built or self._build()
+        with built.alone():
+            built.check_groups(self.param_groups)
         if self._refused is not None:
             with built.alone():
                 raise LowpError(f"step() after a state that was not loaded: {self._refused}; load another one, or make a new optimizer")
@@ -217,6 +219,7 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
             store = local._store
             values = store.known_master()
             if values is not master:
+                at.leave_master(master)
                 master.copy_(store.decode_any() if values is None else values)
                 store.hold(master, self)
         self._built = _Built(self, old)
@@ -228,6 +231,7 @@ class _Built:
 
     def __init__(self, optimizer, old=None):
         self.all = all_of(optimizer.param_groups)
+        self.groups = [list(group["params"]) for group in optimizer.param_groups] if old is None else old.groups
         # First of all: whatever fails on this rank alone, the others hear of. What ranks have in common stays as it was.
         self.ranks = ranks_of(self.all) if old is None else old.ranks
         with together(self.ranks if old is None else None):
@@ -326,8 +330,8 @@ class _Built:
         copied = [(param, local_of(param)) for param in self.whole if local_of(param).dtype is _BF16]
         # Masters that are remainders follow what PyTorch writes by themselves.
         copied = [(param, local) for param, local in copied if not isinstance(local, Tensor) and "master" in optimizer.state[param]]
-        self.steps = 0  # each counts as one write of every parameter
-        self.copied = [(local, local_of(optimizer.state[param]["master"]), version_of(local)) for param, local in copied]
+        self.steps = 0  # each counts as a write of every parameter
+        self.copied = [(param, local, local_of(optimizer.state[param]["master"]), _version_of(param, local)) for param, local in copied]
         self.copy_of = {id(param): index for index, (param, _) in enumerate(copied)}
         grads, alive = self.grads()
         index_of = {id(param): index for index, param in enumerate(self.all)}
@@ -388,6 +392,18 @@ class _Built:
         index = next(index for index, other in enumerate(self.all) if other is param)
         return title(index, self.names[index] or sharded_names().get(id(param)), param)
 
+    def check_groups(self, groups):
+        """Raises where the groups have other parameters than planned."""
+        now = [group["params"] for group in groups]
+        same = [len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in zip(now, self.groups)]
+        if len(now) == len(self.groups) and all(same):
+            return
+        index = same.index(False) if False in same else len(same)
+        what = f"the parameters of group {index} changed" if index < len(same) else f"group {index} was {'added' if index < len(now) else 'removed'}"
+        raise LowpError(
+            f"{what} after the first step, which planned all groups; make a new optimizer, or freeze parameters (requires_grad_(False)) in place of taking them out"
+        )
+
     def moved(self):
         """Whether a parameter lies elsewhere than planned."""
         if [param.data_ptr() for param in self.plain] != self.pointers:
@@ -410,8 +426,8 @@ class _Built:
             store.amax = None
         self.steps += 1
         for index in unwritten:
-            local, master, version = self.copied[index]
-            self.copied[index] = (local, master, version - 1)
+            *of, version = self.copied[index]
+            self.copied[index] = (*of, version - _OF_STEP)
 
     def _writes(self, grads):
         """What a step over gradients writes: parameters and rows, codes; and the bfloat16 parameters that it leaves."""
@@ -424,14 +440,19 @@ class _Built:
 
     def note_writes(self):
         """Takes bfloat16 parameters for what their masters say."""
-        self.copied = [(local, local_of(master), version_of(local) - self.steps) for local, master, _ in self.copied]
+        self.copied = [(param, local, master, self._version(param, local)) for param, local, master, _ in self.copied]
 
     def follow_writes(self):
         """Brings masters of bfloat16 parameters that PyTorch wrote up to date. Those that round to the parameter stay."""
-        for index, (local, master, version) in enumerate(self.copied):
-            if version_of(local) - self.steps != version:
+        for index, (param, local, master, version) in enumerate(self.copied):
+            now = self._version(param, local)
+            if now != version:
                 follow(master, local)
-                self.copied[index] = (local, master, version_of(local) - self.steps)
+                self.copied[index] = (param, local, master, now)
+
+    def _version(self, param, local):
+        """How often others than the optimizer wrote a parameter."""
+        return _version_of(param, local) - _OF_STEP * self.steps
 
     def grads(self):
         """Where gradients lie, and those that were converted, to be kept for as long as they are read."""
@@ -480,6 +501,15 @@ class _Built:
                     f"the gradient of {self.title(param)} has the layout {grad.layout}; every value of a parameter is updated: make the "
                     "embedding with sparse=False, or give that parameter another optimizer"
                 )
+
+
+#: What a step adds to the number of a parameter's writes.
+_OF_STEP = 2
+
+
+def _version_of(param, local):
+    """How often a parameter or its rows were written: what PyTorch writes by way of a DTensor counts for that alone. Those of a plain parameter count twice."""
+    return version_of(param) + version_of(local)
 
 
 def _local_grad(grad):

@@ -9,7 +9,7 @@ from ._errors import LowpError
 from ._params import all_of
 from ._ranks import together
 from ._tensor import Tensor
-from ._torch_compat import like, loads_states, local_of
+from ._torch_compat import hooks_of_loads, like, loads_states, local_of
 
 # What optimizers keep of a parameter beside its master.
 _STATES = ("exp_avg", "exp_avg_sq", "momentum_buffer")
@@ -58,14 +58,19 @@ class OptimizerState:
                 scale = local_of(param)._store.encode_scale(local_of(state["master"]))
                 state["encode_scale"] = torch.tensor(torch.nan if scale is None else scale)
 
-    @torch.no_grad()
     def load_state_dict(self, state_dict):
         """Takes the state of an optimizer of the same parameters and shards. The codes of the model come with its own state. There is no step after one that was
         not loaded, until another one was."""
+        before, after = hooks_of_loads(self)
         # Every rank calls PyTorch's functions for states, which give some ranks what others refuse.
         ranks = ranks_of(all_of(self.param_groups)) if loads_states() else None
         try:
             with together(ranks):
+                # As PyTorch does: a hook may change the dictionary, though not that of the caller, or give another one.
+                state_dict = state_dict.copy()
+                for hook in before:
+                    changed = hook(self, state_dict)
+                    state_dict = state_dict if changed is None else changed
                 self._load(state_dict)
             if ranks is not None:
                 ranks.collect("the state of the optimizer", "loaded")
@@ -73,9 +78,14 @@ class OptimizerState:
             self._refused = str(error)
             raise
         self._refused = None
+        for hook in after:
+            hook(self)
 
+    @torch.no_grad()
     def _load(self, state_dict):
         groups, saved = self.param_groups, state_dict["param_groups"]
+        if self._built is not None:
+            self._built.check_groups(groups)
         sizes = [[len(group["params"]) for group in of] for of in (groups, saved)]
         if sizes[0] != sizes[1]:
             raise LowpError(

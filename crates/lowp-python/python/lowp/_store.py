@@ -192,14 +192,15 @@ class Store:
             self._prefixes[rows] = self.blank_like(rows, self.cut is not None)
         return self._prefixes[rows]
 
-    def blank_like(self, rows, within_blocks=None):
+    def blank_like(self, rows, within_blocks=None, device=None):
         """Zeros for so many rows, with what all rows share: a rank without rows gets no copy of it."""
+        device = self.device if device is None else torch.empty(0, device=device).device
         of = self.rows if self.cut is None else self.cut[1]
         if within_blocks is None:
             within_blocks = rows <= of if self.cut is not None else _cut.of_chunks(self.recipe, of, rows)
         # Some rows, until a copy says which.
         cut = (0 if rows else of, of) if within_blocks else None
-        store = Store.empty(self.recipe, rows, self.cols, self.device, stored=True, zeros=True, cut=cut)
+        store = Store.empty(self.recipe, rows, self.cols, device, stored=True, zeros=True, cut=cut)
         store.blank, store.is_part = True, self.is_part or rows != self.rows
         for name, spec in store.specs(stored=True).items():
             shared = _cut.whole_of(self, name) if spec.entry_rows == 0 else None
@@ -274,6 +275,13 @@ class Store:
     def hold(self, master, optimizer):
         """An optimizer has the master in its state, and knows its values."""
         self.master, self.holder, self.loose = master, weakref.ref(optimizer), None
+
+    def leave_master(self, master):
+        """Keeps the values of a master that an optimizer takes for another store."""
+        if self.master is master:
+            known = self.known_master()
+            self.master, self.holder, self.loose = known.clone() if known is master else known, None, None
+            self.uncast = self.master if self.uncast is master else self.uncast
 
     @property
     def is_held(self):

@@ -241,6 +241,11 @@ def like(tensor, local, shape=None):
     return type(tensor)(local, spec, requires_grad=tensor.requires_grad)
 
 
+def hooks_of_loads(optimizer):
+    """The hooks of ``load_state_dict`` of an optimizer: those before it, and those after it."""
+    return [list(getattr(optimizer, f"_optimizer_load_state_dict_{when}_hooks").values()) for when in ("pre", "post")]
+
+
 def makes_state_only():
     """Whether PyTorch calls a step only for the state that it makes: before states of an optimizer without steps are saved or loaded."""
     return _is_called_by(getattr(sys.modules.get("torch.distributed.checkpoint.state_dict"), "_init_optim_state", None))

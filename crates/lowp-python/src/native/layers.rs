@@ -1,41 +1,31 @@
 //! [`Layer`]: a linear layer whose weight is FP8 codes that are multiplied, as operators find it by its number.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, RwLock};
 
-use lowp_format::{AnyRecipe, Shape};
+use lowp_format::AnyRecipe;
 use lowp_gemm::OperandPtr;
-use lowp_kernels::Cuda;
 use pyo3::prelude::*;
 
-use super::products::{Side, WORKSPACE, WorkMemory, backend, multiply};
+use super::casts::cast_to;
+use super::products::{Side, WORKSPACE, WorkMemory, multiply};
 use super::torch::{Holds, Tensor, torch};
-use crate::casts::Encode;
 use crate::error::Error;
 use crate::locks::{lock, read, write};
-use crate::recent::Recent;
 use crate::recipe::Recipe;
 use crate::scales::Scales;
 
-/// Casts that stay planned.
-const CASTS: usize = 4096;
 /// What addresses of operands are multiples of.
 const ALIGNED: usize = 256;
 
 /// What inputs or gradients are cast to.
 #[derive(Debug)]
 pub(crate) struct Operand {
-    number: i64,
-    recipe: AnyRecipe,
-    holds: Holds,
-    scales: Scales,
-}
-
-/// Codes of both directions, each row-major, and their scales: one for all, or those of rowwise codes and then those of columnwise ones.
-pub(crate) struct Cast {
-    pub(crate) rowwise: Tensor,
-    pub(crate) columnwise: Tensor,
-    pub(crate) scale: Tensor,
+    pub(super) number: i64,
+    pub(super) recipe: AnyRecipe,
+    pub(super) holds: Holds,
+    pub(super) scales: Scales,
 }
 
 /// The codes of a weight in one direction.
@@ -43,10 +33,37 @@ pub(crate) struct Cast {
 struct Held {
     codes: Tensor,
     scale: Tensor,
+    /// The GPU of both.
+    device: i32,
     /// Whether they are those of the phase that the weight is used in.
     is_current: bool,
-    /// Whether they were made for one product.
-    once: bool,
+}
+
+/// A layer by its number, and whether codes are columnwise.
+type Direction = (i64, bool);
+
+thread_local! {
+    /// Codes that were made for one product of this thread. Other threads use the same layer.
+    static ONCE: RefCell<Option<(Direction, Held)>> = const { RefCell::new(None) };
+}
+
+impl Held {
+    /// Where they lie, on a device; `None` where their memory was freed.
+    fn operand(&self, device: i32) -> Result<Option<OperandPtr>, Error> {
+        if self.device != device {
+            return Err(Error::new(format!(
+                "an operand of a layer is on GPU {device} and its weight is on GPU {}; move both to one device",
+                self.device
+            )));
+        }
+        if self.codes.is_freed()? || self.scale.is_freed()? {
+            return Ok(None);
+        }
+        Ok(Some(OperandPtr {
+            data: self.codes.address()?,
+            scale: self.scale.address()?,
+        }))
+    }
 }
 
 /// A layer.
@@ -177,10 +194,10 @@ pub(crate) fn release_layer(number: i64) {
 }
 
 impl Layer {
-    /// Takes the codes of one direction, for one product (`once`) or until they are forgotten.
+    /// Takes the codes of one direction, for one product of this thread (`once`) or until they are forgotten.
     ///
     /// # Errors
-    /// There are fewer scales than a product of these codes reads.
+    /// They are not codes of the weight, or there are fewer scales than a product of them reads.
     pub(crate) fn hold(
         &self,
         columnwise: bool,
@@ -188,59 +205,69 @@ impl Layer {
         scale: Tensor,
         once: bool,
     ) -> Result<(), Error> {
-        let [rows, cols] = self.sides;
-        self.scales.check(
-            &scale,
-            0,
-            if columnwise {
-                [cols, rows]
-            } else {
-                [rows, cols]
-            },
-        )?;
+        let [mut outer, mut depth] = self.sides;
+        if columnwise {
+            (outer, depth) = (depth, outer);
+        }
+        let device = codes.device()?;
+        let side = Side::of([&codes, &scale], self.scales, 0, device)?;
+        let holds = self.holds[usize::from(columnwise)];
+        if side.sides != [outer, depth] || side.holds != holds {
+            return Err(Error::new(format!(
+                "codes of {:?} in {:?} for a weight whose product reads {outer}x{depth} in {holds:?}",
+                side.sides, side.holds
+            )));
+        }
         let held = Held {
             codes,
             scale,
+            device,
             is_current: true,
-            once,
         };
-        let before = lock(&self.held)[usize::from(columnwise)].replace(held);
-        drop(before);
+        let slot = usize::from(columnwise);
+        if once {
+            let unused = ONCE.replace(Some(((self.number, columnwise), held)));
+            let forgotten = lock(&self.held)[slot].take_if(|held| !held.is_current);
+            drop((unused, forgotten));
+        } else {
+            let before = lock(&self.held)[slot].replace(held);
+            drop(before);
+        }
         Ok(())
     }
 
     /// Where the codes of one direction lie, and their scale; and what a single product is to keep until it is enqueued.
-    fn codes(&self, columnwise: bool) -> Result<(OperandPtr, Option<Held>), Error> {
-        if let Some(found) = self.known_codes(columnwise)? {
-            return Ok(found);
+    fn codes(&self, columnwise: bool, device: i32) -> Result<(OperandPtr, Option<Held>), Error> {
+        if let Some(found) = self.known_codes(columnwise, device)? {
+            return Ok((found, None));
         }
         prepare(self.number, Some(columnwise))?;
-        self.known_codes(columnwise)?.ok_or_else(|| {
+        let once = ONCE.take();
+        let once = once.filter(|(direction, _)| *direction == (self.number, columnwise));
+        let once = once.map(|(_, held)| held);
+        let found = match &once {
+            Some(held) => held.operand(device)?,
+            None => self.known_codes(columnwise, device)?,
+        };
+        let found = found.ok_or_else(|| {
             Error::new(
                 "the memory of a weight is gone; FSDP2 frees gathered parameters after the forward and the backward of their module",
             )
-        })
+        })?;
+        Ok((found, once))
     }
 
-    fn known_codes(&self, columnwise: bool) -> Result<Option<(OperandPtr, Option<Held>)>, Error> {
-        let mut both = lock(&self.held);
-        let held = &mut both[usize::from(columnwise)];
-        let Some(found) = held.as_ref().filter(|held| held.is_current) else {
-            return Ok(None);
-        };
-        if found.codes.is_freed()? || found.scale.is_freed()? {
-            return Ok(None);
+    fn known_codes(&self, columnwise: bool, device: i32) -> Result<Option<OperandPtr>, Error> {
+        let both = lock(&self.held);
+        let held = both[usize::from(columnwise)].as_ref();
+        match held.filter(|held| held.is_current) {
+            Some(held) => held.operand(device),
+            None => Ok(None),
         }
-        let ptr = OperandPtr {
-            data: found.codes.address()?,
-            scale: found.scale.address()?,
-        };
-        let kept = if found.once { held.take() } else { None };
-        Ok(Some((ptr, kept)))
     }
 
     /// The output for rows of input.
-    pub(crate) fn forward(&self, input: Tensor, bias: Option<Tensor>) -> Result<Forward, Error> {
+    pub(crate) fn forward(&self, input: Tensor, bias: Option<&Tensor>) -> Result<Forward, Error> {
         let (torch, input) = (torch()?, input.contiguous()?);
         let (dtype, device, [rows, cols]) = (input.holds()?, input.device()?, input.sides()?);
         let (columnwise, scale) = self.input.kept([rows, cols], device)?;
@@ -249,13 +276,12 @@ impl Layer {
         let rowwise = workspace + WORKSPACE as u64;
         let addresses = [rowwise, columnwise.address()?, scale.address()?];
         let [side, _] = cast_to(&input, &self.input, addresses)?;
-        let place = WorkMemory {
+        let work = WorkMemory {
             device,
             address: workspace,
         };
-        let output = self.multiply(false, side, dtype, bias, place)?;
         Ok(Forward {
-            output,
+            output: self.multiply(false, side, dtype, bias, work)?,
             codes: columnwise,
             scale,
         })
@@ -278,25 +304,25 @@ impl Layer {
         let at = |bytes: usize| workspace + (WORKSPACE + bytes) as u64;
         let [rowwise, columnwise] =
             cast_to(&grad, &self.gradient, [at(0), at(codes), at(2 * codes)])?;
-        let place = WorkMemory {
+        let work = WorkMemory {
             device,
             address: workspace,
         };
         let none = || torch.empty(&[0], dtype, device);
         let of_input = if needs[0] {
-            self.multiply(true, rowwise, dtype, None, place)?
+            self.multiply(true, rowwise, dtype, None, work)?
         } else {
             none()?
         };
         let of_weight = if needs[1] {
-            let input = Side::columnwise(saved, self.input.scales)?;
+            let input = Side::columnwise(saved, self.input.scales, device)?;
             let ([_, depth], [_, given]) = (columnwise.sides, input.sides);
             if given != depth {
                 return Err(Error::new(format!(
                     "the gradient of a layer has {depth} rows and its input had {given}"
                 )));
             }
-            multiply([columnwise, input], dtype, None, false, place)?
+            multiply([columnwise, input], dtype, None, false, work)?
         } else {
             none()?
         };
@@ -308,16 +334,16 @@ impl Layer {
         &self,
         [codes, scale]: [&Tensor; 2],
         dtype: Holds,
-        bias: Option<Tensor>,
+        bias: Option<&Tensor>,
     ) -> Result<Tensor, Error> {
         let device = codes.device()?;
         let memory = torch()?.empty(&[WORKSPACE], Holds::Bytes, device)?;
-        let side = Side::rowwise([codes, scale], self.input.scales)?;
-        let place = WorkMemory {
+        let side = Side::of([codes, scale], self.input.scales, 0, device)?;
+        let work = WorkMemory {
             device,
             address: memory.address()?,
         };
-        self.multiply(false, side, dtype, bias, place)
+        self.multiply(false, side, dtype, bias, work)
     }
 
     /// The product of codes of rows with those of the weight: with rowwise ones for the output, else for the gradient of the input.
@@ -326,10 +352,10 @@ impl Layer {
         columnwise: bool,
         left: Side,
         dtype: Holds,
-        bias: Option<Tensor>,
-        memory: WorkMemory,
+        bias: Option<&Tensor>,
+        work: WorkMemory,
     ) -> Result<Tensor, Error> {
-        let (weight, _kept) = self.codes(columnwise)?;
+        let (weight, _kept) = self.codes(columnwise, work.device)?;
         let [mut width, mut depth] = self.sides;
         if columnwise {
             (width, depth) = (depth, width);
@@ -346,7 +372,7 @@ impl Layer {
             holds: self.holds[usize::from(columnwise)],
             scales: self.scales,
         };
-        multiply([left, right], dtype, bias, !columnwise, memory)
+        multiply([left, right], dtype, bias, !columnwise, work)
     }
 }
 
@@ -356,124 +382,4 @@ pub(crate) struct Forward {
     /// Columnwise codes of the input, which the gradient of the weight needs, and their scales.
     pub(crate) codes: Tensor,
     pub(crate) scale: Tensor,
-}
-
-/// Where a cast reads and writes, and what it is.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Key {
-    operand: i64,
-    device: i32,
-    stream: u64,
-    sides: [usize; 2],
-    is_f32: bool,
-    addresses: [u64; 5],
-}
-
-impl Operand {
-    /// Memory for columnwise codes of values, and for their scales of both directions.
-    fn kept(&self, [rows, cols]: [usize; 2], device: i32) -> Result<(Tensor, Tensor), Error> {
-        let torch = torch()?;
-        let columnwise = torch.empty(&[cols, rows], self.holds, device)?;
-        let both = [self.scales.both(rows, cols)];
-        let sides: &[usize] = if self.scales.is_one() { &[] } else { &both };
-        Ok((columnwise, torch.empty(sides, Holds::F32, device)?))
-    }
-}
-
-/// Values as codes of both directions.
-pub(crate) fn cast(values: Tensor, operand: &Operand) -> Result<Cast, Error> {
-    let values = values.contiguous()?;
-    let (sides, device) = (values.sides()?, values.device()?);
-    let (columnwise, scale) = operand.kept(sides, device)?;
-    let made = Cast {
-        rowwise: torch()?.empty(&sides, operand.holds, device)?,
-        columnwise,
-        scale,
-    };
-    let all = [&made.rowwise, &made.columnwise, &made.scale];
-    let [rowwise, columnwise, scale] = all.map(Tensor::address);
-    cast_to(&values, operand, [rowwise?, columnwise?, scale?])?;
-    Ok(made)
-}
-
-/// Contiguous values as codes of both directions, which go to `rowwise` and `columnwise`, and their scales to `scale`.
-fn cast_to(
-    values: &Tensor,
-    operand: &Operand,
-    [rowwise, columnwise, scale]: [u64; 3],
-) -> Result<[Side; 2], Error> {
-    static PLANNED: LazyLock<Mutex<Recent<Key, Arc<Encode<Cuda>>>>> =
-        LazyLock::new(|| Mutex::new(Recent::new(CASTS)));
-    let torch = torch()?;
-    let ([rows, cols], device, holds) = (values.sides()?, values.device()?, values.holds()?);
-    let (dtype, width) = match holds {
-        Holds::F32 => ("float32", 4),
-        Holds::Bf16 => ("bfloat16", 2),
-        _ => {
-            return Err(Error::new(
-                "values of a layer that are neither bfloat16 nor float32; cast them",
-            ));
-        }
-    };
-    let scales = operand.scales;
-    let [of_rows, of_columns] = [scales.count(rows, cols), scales.count(cols, rows)];
-    let of_columnwise = scale + (size_of::<f32>() * scales.begin(rows, cols)) as u64;
-    let addresses = [values.address()?, rowwise, columnwise, scale, of_columnwise];
-    let stream = torch.stream(device)?;
-    let key = Key {
-        operand: operand.number,
-        device,
-        stream,
-        sides: [rows, cols],
-        is_f32: width == 4,
-        addresses,
-    };
-    let known = lock(&PLANNED).get(&key).cloned();
-    let planned = match known {
-        Some(planned) => planned,
-        None => {
-            let memory =
-                |index: usize, bytes: usize| (addresses[index], bytes, i64::from(device), None);
-            let codes = [
-                ("rowwise_data", rows * cols),
-                ("columnwise_data", rows * cols),
-            ];
-            let of_codes: &[_] = match scales.is_one() {
-                true => &[("tensor_scale", 4)],
-                false => &[
-                    ("rowwise_scale_inv", 4 * of_rows),
-                    ("columnwise_scale_inv", 4 * of_columns),
-                ],
-            };
-            let buffers = codes
-                .iter()
-                .chain(of_codes)
-                .copied()
-                .zip(1..)
-                .map(|((name, bytes), index)| (name.to_owned(), memory(index, bytes)));
-            let encode = Encode::new(
-                &backend(device, stream)?,
-                operand.recipe,
-                Shape::new(rows, cols),
-                memory(0, rows * cols * width),
-                dtype,
-                buffers.collect(),
-            )?;
-            let planned = Arc::new(encode);
-            let gone = lock(&PLANNED).put(key, Arc::clone(&planned));
-            drop(gone);
-            planned
-        }
-    };
-    planned.run()?;
-    let side = |sides, data, scale| Side {
-        sides,
-        ptr: OperandPtr { data, scale },
-        holds: operand.holds,
-        scales,
-    };
-    Ok([
-        side([rows, cols], rowwise, scale),
-        side([cols, rows], columnwise, of_columnwise),
-    ])
 }

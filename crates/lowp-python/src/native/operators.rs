@@ -9,9 +9,11 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 
+use super::casts;
 use super::layers::{self, Layer};
 use super::torch::{Holds, Kernel, Tensor, load, torch};
 use crate::error::Error;
+use crate::place::Current;
 
 thread_local! {
     /// The error that ended the last operator that failed: C++ exceptions carry its text alone.
@@ -55,7 +57,10 @@ impl Stack {
 /// Runs a kernel. What it fails with is a C++ exception.
 fn enter(stack: *mut u64, kernel: impl FnOnce(&Stack) -> Result<(), Error>) {
     RAISED.set(None);
-    let done = catch_unwind(AssertUnwindSafe(|| kernel(&Stack(stack))));
+    let done = catch_unwind(AssertUnwindSafe(|| {
+        let _current = Current::keep_on_gpu();
+        kernel(&Stack(stack))
+    }));
     let error = match done {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error,
@@ -82,7 +87,7 @@ unsafe extern "C-unwind" fn cast(stack: *mut u64, _: u64, _: u64) {
     enter(stack, |stack| {
         let values = stack.tensor(0);
         let operand = layers::operand(stack.number(1))?;
-        let cast = layers::cast(values, &operand)?;
+        let cast = casts::cast(values, &operand)?;
         stack.give([cast.rowwise, cast.columnwise, cast.scale]);
         Ok(())
     });
@@ -93,7 +98,7 @@ unsafe extern "C-unwind" fn multiply(stack: *mut u64, _: u64, _: u64) {
     enter(stack, |stack| {
         let (codes, scale, bias) = (stack.tensor(0), stack.tensor(1), stack.tensor(5));
         let layer = stack.layer(2)?;
-        let bias = stack.is_set(6).then_some(bias);
+        let bias = stack.is_set(6).then_some(&bias);
         let dtype = if stack.is_set(4) {
             Holds::F32
         } else {
@@ -109,7 +114,7 @@ unsafe extern "C-unwind" fn forward(stack: *mut u64, _: u64, _: u64) {
     enter(stack, |stack| {
         let (input, bias) = (stack.tensor(0), stack.tensor(3));
         let layer = stack.layer(1)?;
-        let bias = stack.is_set(4).then_some(bias);
+        let bias = stack.is_set(4).then_some(&bias);
         let forward = layer.forward(input, bias)?;
         stack.give([forward.output, forward.codes, forward.scale]);
         Ok(())

@@ -35,12 +35,7 @@ pub(super) struct Side {
 
 impl Scales {
     /// Whether `scale` has, from `begin` on, those of codes of `outer` rows that are contracted over `depth`.
-    pub(super) fn check(
-        self,
-        scale: &Tensor,
-        begin: usize,
-        [outer, depth]: [usize; 2],
-    ) -> Result<(), Error> {
+    fn check(self, scale: &Tensor, begin: usize, [outer, depth]: [usize; 2]) -> Result<(), Error> {
         let (found, needed) = (scale.entries()?, begin + self.count(outer, depth));
         match found >= needed {
             true => Ok(()),
@@ -52,18 +47,32 @@ impl Scales {
 }
 
 impl Side {
-    pub(super) fn rowwise([codes, scale]: [&Tensor; 2], scales: Scales) -> Result<Self, Error> {
-        Self::of([codes, scale], scales, 0)
-    }
-
     /// The codes have the sides of the transpose.
-    pub(super) fn columnwise([codes, scale]: [&Tensor; 2], scales: Scales) -> Result<Self, Error> {
+    pub(super) fn columnwise(
+        [codes, scale]: [&Tensor; 2],
+        scales: Scales,
+        device: i32,
+    ) -> Result<Self, Error> {
         let [cols, rows] = codes.sides()?;
-        Self::of([codes, scale], scales, scales.begin(rows, cols))
+        Self::of([codes, scale], scales, scales.begin(rows, cols), device)
     }
 
-    fn of([codes, scale]: [&Tensor; 2], scales: Scales, begin: usize) -> Result<Self, Error> {
-        let sides = codes.sides()?;
+    /// Codes on a device, with the scales from `begin` on.
+    pub(super) fn of(
+        [codes, scale]: [&Tensor; 2],
+        scales: Scales,
+        begin: usize,
+        device: i32,
+    ) -> Result<Self, Error> {
+        let (sides, holds) = (codes.sides()?, codes.holds()?);
+        codes.check_place(device)?;
+        scale.check_place(device)?;
+        if !matches!(holds, Holds::E4M3 | Holds::E5M2) || scale.holds()? != Holds::F32 {
+            return Err(Error::new(format!(
+                "an operand of a layer holds {holds:?}, with scales in {:?}; it takes codes of FP8 with scales in float32",
+                scale.holds()?
+            )));
+        }
         scales.check(scale, begin, sides)?;
         let ptr = OperandPtr {
             data: codes.address()?,
@@ -72,7 +81,7 @@ impl Side {
         Ok(Self {
             sides,
             ptr,
-            holds: codes.holds()?,
+            holds,
             scales,
         })
     }
@@ -94,7 +103,7 @@ fn dtype_of(holds: Holds) -> Result<Dtype, Error> {
 pub(super) fn multiply(
     [left, right]: [Side; 2],
     dtype: Holds,
-    bias: Option<Tensor>,
+    bias: Option<&Tensor>,
     fast: bool,
     memory: WorkMemory,
 ) -> Result<Tensor, Error> {

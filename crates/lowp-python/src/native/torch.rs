@@ -49,12 +49,14 @@ functions! {
     copy = c"aoti_torch_copy_": unsafe extern "C" fn(RawTensor, RawTensor, i32) -> Code,
     delete = c"aoti_torch_delete_tensor_object": unsafe extern "C" fn(RawTensor) -> Code,
     stream = c"aoti_torch_get_current_cuda_stream": unsafe extern "C" fn(i32, *mut *mut c_void) -> Code,
+    cpu = c"aoti_torch_device_type_cpu": unsafe extern "C" fn() -> i32,
     cuda = c"aoti_torch_device_type_cuda": unsafe extern "C" fn() -> i32,
     e4m3 = c"aoti_torch_dtype_float8_e4m3fn": unsafe extern "C" fn() -> i32,
     e5m2 = c"aoti_torch_dtype_float8_e5m2": unsafe extern "C" fn() -> i32,
     bf16 = c"aoti_torch_dtype_bfloat16": unsafe extern "C" fn() -> i32,
     f32 = c"aoti_torch_dtype_float32": unsafe extern "C" fn() -> i32,
     u8 = c"aoti_torch_dtype_uint8": unsafe extern "C" fn() -> i32,
+    i64 = c"aoti_torch_dtype_int64": unsafe extern "C" fn() -> i32,
     library = c"aoti_torch_library_init_impl":
         unsafe extern "C" fn(*const c_char, *const c_char, *const c_char, u32, *mut RawLibrary) -> Code,
     implement = c"aoti_torch_library_impl": unsafe extern "C" fn(RawLibrary, *const c_char, Kernel) -> Code,
@@ -332,13 +334,18 @@ impl Tensor {
             .product())
     }
 
-    /// What it holds.
-    pub(crate) fn holds(&self) -> Result<Holds, Error> {
-        let torch = torch()?;
+    /// PyTorch's number of its dtype.
+    fn dtype(&self) -> Result<i32, Error> {
         let mut dtype = 0;
         // SAFETY: as above.
-        let code = unsafe { (torch.dtype)(self.0, &raw mut dtype) };
+        let code = unsafe { (torch()?.dtype)(self.0, &raw mut dtype) };
         checked(code, "get_dtype")?;
+        Ok(dtype)
+    }
+
+    /// What it holds.
+    pub(crate) fn holds(&self) -> Result<Holds, Error> {
+        let (torch, dtype) = (torch()?, self.dtype()?);
         let all = [
             Holds::Bf16,
             Holds::F32,
@@ -352,27 +359,54 @@ impl Tensor {
         })
     }
 
+    /// PyTorch's number of the kind of its device.
+    fn device_type(&self) -> Result<i32, Error> {
+        let mut kind = 0;
+        // SAFETY: as above.
+        let code = unsafe { (torch()?.device_type)(self.0, &raw mut kind) };
+        checked(code, "get_device_type")?;
+        Ok(kind)
+    }
+
     /// The number of its GPU.
     pub(crate) fn device(&self) -> Result<i32, Error> {
         let torch = torch()?;
-        let (mut kind, mut index) = (0, 0);
-        // SAFETY: as above.
-        unsafe {
-            checked(
-                (torch.device_type)(self.0, &raw mut kind),
-                "get_device_type",
-            )?;
-            checked(
-                (torch.device_index)(self.0, &raw mut index),
-                "get_device_index",
-            )?;
-            if kind != (torch.cuda)() {
-                return Err(Error::new(
-                    "an operand of a layer is not on a GPU, as its weight is; move both to one device",
-                ));
-            }
+        // SAFETY: returns a constant.
+        if self.device_type()? != unsafe { (torch.cuda)() } {
+            return Err(Error::new(
+                "an operand of a layer is not on a GPU, as its weight is; move both to one device",
+            ));
         }
+        let mut index = 0;
+        // SAFETY: as above.
+        let code = unsafe { (torch.device_index)(self.0, &raw mut index) };
+        checked(code, "get_device_index")?;
         Ok(index)
+    }
+
+    /// Whether its rows follow each other.
+    fn is_contiguous(&self) -> Result<bool, Error> {
+        let mut is_contiguous = false;
+        // SAFETY: as above.
+        let code = unsafe { (torch()?.is_contiguous)(self.0, &raw mut is_contiguous) };
+        checked(code, "is_contiguous")?;
+        Ok(is_contiguous)
+    }
+
+    /// Fails unless its values follow each other on a GPU.
+    pub(crate) fn check_place(&self, device: i32) -> Result<(), Error> {
+        let found = self.device()?;
+        if found != device {
+            return Err(Error::new(format!(
+                "an operand of a layer is on GPU {found} and another one on GPU {device}; move both to one device"
+            )));
+        }
+        match self.is_contiguous()? {
+            true => Ok(()),
+            false => Err(Error::new(
+                "codes or scales of a layer are not contiguous; call .contiguous()",
+            )),
+        }
     }
 
     /// Where it lies as a bias of so many columns, in bfloat16 on a GPU.
@@ -387,9 +421,9 @@ impl Tensor {
         };
         let fits =
             usize::try_from(len).is_ok_and(|len| len == width) && self.holds()? == Holds::Bf16;
-        if !fits || self.device()? != device || self.is_freed()? {
+        if !fits || self.device()? != device || !self.is_contiguous()? || self.is_freed()? {
             return Err(Error::new(format!(
-                "the bias of a layer is not {width} values of bfloat16 on GPU {device}, where its weight is, or its memory is gone; give such a bias, and use \
+                "the bias of a layer is not {width} contiguous values of bfloat16 on GPU {device}, where its weight is, or its memory is gone; give such a bias, and use \
                  what FSDP2 gathered before it is freed"
             )));
         }
@@ -398,24 +432,29 @@ impl Tensor {
 
     /// The number in a tensor of one integer on the host.
     pub(crate) fn token(&self) -> Result<i64, Error> {
+        let torch = torch()?;
+        // SAFETY: returns constants.
+        let (cpu, i64) = unsafe { ((torch.cpu)(), (torch.i64)()) };
         let address = self.address()? as *const i64;
-        if address.is_null() {
-            return Err(Error::new("the number of a layer has no memory"));
+        if self.device_type()? != cpu
+            || self.dtype()? != i64
+            || self.entries()? != 1
+            || address.is_null()
+        {
+            return Err(Error::new(
+                "the number of a layer is not one integer of 64 bits on the CPU",
+            ));
         }
-        // SAFETY: tokens are tensors of one integer on the host, which live as long as the handle.
+        // SAFETY: it was checked that one lies there; it lives as long as the handle.
         Ok(unsafe { *address })
     }
 
     /// The same with rows that follow each other.
     pub(crate) fn contiguous(self) -> Result<Self, Error> {
-        let torch = torch()?;
-        let mut is_contiguous = false;
-        // SAFETY: as above.
-        let code = unsafe { (torch.is_contiguous)(self.0, &raw mut is_contiguous) };
-        checked(code, "is_contiguous")?;
-        if is_contiguous {
+        if self.is_contiguous()? {
             return Ok(self);
         }
+        let torch = torch()?;
         let copy = torch.empty(&self.sides()?, self.holds()?, self.device()?)?;
         // SAFETY: both handles are alive, and the shapes are equal.
         checked(unsafe { (torch.copy)(copy.0, self.0, 0) }, "copy_")?;
