@@ -3,8 +3,7 @@
 use lowp_format::{GatherPlan, Recipe, Shape};
 use lowp_kernels::Backend;
 
-use super::kind::{ByKind, GatherKind, KindExchange, ParamPlans};
-use super::pooled;
+use super::kind::{ByKind, GatherKind, KindExchange, ParamPlans, pooled};
 use crate::ShardedTensor;
 use lowp_comm::Communicator;
 

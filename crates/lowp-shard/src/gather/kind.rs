@@ -1,6 +1,6 @@
 //! [`GatherKind`]: what a group gathers. [`ParamPlans`]: how.
 
-use lowp_format::{GatherPlan, Phase};
+use lowp_format::{BufferSpec, GatherPlan, Origin, Phase};
 
 use super::exchange::Exchange;
 use super::steps::MemoryStep;
@@ -103,4 +103,9 @@ pub(super) fn label(number: u64, kind: GatherKind) -> String {
         GatherKind::Rest => "for backward, of what forward has not gathered",
     };
     format!("group {number} {what}")
+}
+
+/// Whether a buffer lies in the pool rather than in the shard.
+pub(super) fn pooled(spec: &BufferSpec) -> bool {
+    spec.origin != Origin::Replicated
 }

@@ -3,9 +3,7 @@
 
 use std::sync::Arc;
 
-use lowp_format::{
-    AnyRecipe, BufferSpec, GatherPlan, Origin, Phase, QuantizedTensor, Recipe, ReshardAfterForward,
-};
+use lowp_format::{AnyRecipe, GatherPlan, Phase, QuantizedTensor, Recipe, ReshardAfterForward};
 use lowp_kernels::Backend;
 
 use crate::{ShardError, ShardedTensor};
@@ -451,9 +449,4 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             gathers: self.counts.gathers,
         }
     }
-}
-
-/// Whether a buffer lies in the pool rather than in the shard.
-fn pooled(spec: &BufferSpec) -> bool {
-    spec.origin != Origin::Replicated
 }

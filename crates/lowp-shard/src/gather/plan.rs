@@ -7,9 +7,9 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, KernelError};
 
+use super::account::Padding;
 use super::kind::{ByKind, GatherKind, ParamPlans};
-use super::pool::Geometry;
-use super::{GatherPool, Padding};
+use super::pool::{GatherPool, Geometry};
 use crate::{ShardError, ShardedTensor};
 use lowp_comm::{CommError, Communicator};
 

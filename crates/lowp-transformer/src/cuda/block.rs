@@ -13,7 +13,7 @@ use super::TransformerError;
 use super::attention::{Attention, Rows};
 use super::decodes::Decodes;
 use super::head_norms::{HeadNorms, NewHeadNorm};
-use super::linear::{Linear, LinearMemory, Shared};
+use super::linear::{Linear, LinearMemory, Shared, Span};
 use super::norm::{Norm, NormVars, StreamInput, f32_gradient, var_buffer};
 use super::operand::CastOperand;
 use super::ops::Heads;
@@ -23,13 +23,6 @@ use crate::sizes::{Block, LlamaSizes, Sizes};
 
 type Values = CudaBuffer<bf16>;
 type Done<T = ()> = Result<T, TransformerError>;
-
-/// The tokens of a batch and where they begin in the batch of all ranks.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
-    pub(super) tokens: usize,
-    pub(super) first: u64,
-}
 
 /// The products of a block.
 #[derive(Debug)]

@@ -18,7 +18,6 @@ use lowp_kernels::{
 use lowp_shard::GatherWatch;
 
 use super::TransformerError;
-use super::block::Span;
 use super::documents::Documents;
 use super::gemms::Gemms;
 use super::operand::{CastOperand, OperandValues, plan_repack};
@@ -29,6 +28,13 @@ use super::trace::{GATHERS, Trace};
 use crate::known::Known;
 use crate::linear_plan::{FACTORS, LinearPlan, WeightUse};
 use crate::places::{CudnnPasses, ModelPlaces, OperandNames};
+
+/// The tokens of a batch and where they begin in the batch of all ranks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    pub(super) tokens: usize,
+    pub(super) first: u64,
+}
 
 /// What the layers of a model share.
 #[derive(Debug)]

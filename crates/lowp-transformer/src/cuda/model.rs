@@ -17,10 +17,10 @@ use lowp_kernels::{Backend, Cuda, CudaBuffer, Pending};
 
 use super::TransformerError;
 use super::batch::{Batch, Tokens};
-use super::block::{Layer, Span};
+use super::block::Layer;
 use super::documents::Documents;
 use super::gemms::Gemms;
-use super::linear::Shared;
+use super::linear::{Shared, Span};
 use super::norm::{Norm, NormVars, StreamInput, f32_gradient, var_buffer};
 use super::ops::{CrossEntropy, EmbeddingSizes, Ops};
 use super::place::{Arena, at};
