@@ -206,7 +206,7 @@ fn makes_moot(option: &str, value: &Value, words: &[OsString]) -> Option<(String
     let values = all.map_or(slice::from_ref(value), Vec::as_slice);
     let own: Vec<String> = values.iter().filter_map(scalar).collect();
     let own = own.join(",");
-    let kept = (found.kept)(&own, &given);
+    let kept = found.kept(&own, &given);
     (kept.as_ref() != Some(&own)).then(|| (format!("{other} {given}"), kept))
 }
 

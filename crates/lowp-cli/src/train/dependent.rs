@@ -9,69 +9,66 @@ use lowp_format::spelling::Variant;
 use lowp_optim::StateDtypes;
 use lowp_train::{Optimizer, Tokens};
 
-/// What of an option's value means something beside a value of another option: all, a part of a list, or nothing.
-type Kept = fn(&str, &str) -> Option<String>;
+/// Whether an option's value means something beside a value of another option.
+type Applies = fn(&str, &str) -> bool;
 
 /// What such an option depends on.
 pub(super) struct Dependence {
     /// The first of these that is given counts.
     pub(super) others: &'static [&'static str],
-    pub(super) kept: Kept,
+    applies: Applies,
+    /// Of an option whose value is a list: what of it means something.
+    part: Option<fn(&str, &str) -> Option<String>>,
     /// The end of an error that begins with the option; VALUE is that of the other. Where it is empty, another check has its own error.
     why: &'static str,
 }
 
+impl Dependence {
+    /// What of `own` means something beside `value`.
+    pub(super) fn kept(&self, own: &str, value: &str) -> Option<String> {
+        match self.part {
+            Some(part) => part(own, value),
+            None => (self.applies)(own, value).then(|| own.to_owned()),
+        }
+    }
+}
+
 pub(super) fn dependence(option: &str) -> Option<Dependence> {
-    let (others, kept, why): (&[&str], Kept, _) = match option {
+    const OF_OPTIMIZERS: &str = "has no meaning with --optimizer VALUE; leave it out";
+    let (others, applies, why): (&[&str], Applies, _) = match option {
         "--beta2" => (
             &["--optimizer"],
-            |own, name| all_if(own, optimizer(name).is_none_or(Optimizer::has_beta2)),
-            "has no meaning with --optimizer VALUE; leave it out",
+            |_, name| optimizer(name).is_none_or(Optimizer::has_beta2),
+            OF_OPTIMIZERS,
         ),
         "--var-lr" => (
             &["--optimizer"],
-            |own, name| {
-                all_if(
-                    own,
-                    optimizer(name).is_none_or(|found| found.rule().is_of_matrices()),
-                )
-            },
-            "has no meaning with --optimizer VALUE; leave it out",
+            |_, name| optimizer(name).is_none_or(|found| found.rule().is_of_matrices()),
+            OF_OPTIMIZERS,
         ),
-        "--optimizer-state" => (&["--optimizer"], kept_states, ""),
-        "--amax-group" => (&["--recipe", "--compare"], kept_groups, ""),
-        "--save-every" | "--stop-after" | "--eval-every" | "--log-codes" => (
-            &["--steps"],
-            |own, steps| {
-                let [own_steps, steps] = [own, steps].map(str::parse::<usize>);
-                all_if(own, steps.is_err() || own_steps.ok() <= steps.ok())
-            },
-            "",
-        ),
+        "--optimizer-state" => (&["--optimizer"], |_, _| true, ""),
+        "--amax-group" => (&["--recipe", "--compare"], groups_apply, ""),
+        "--save-every" | "--stop-after" | "--eval-every" | "--log-codes" => {
+            (&["--steps"], is_within, "")
+        }
         "--decay-steps" => (
             &["--schedule"],
-            |own, name| all_if(own, name == "wsd"),
+            |_, name| name == "wsd",
             "only applies to --schedule wsd; add it, or leave the option out",
         ),
         "--kv-heads" => (
             &["--arch"],
-            |own, name| all_if(own, name != "gpt"),
+            |_, name| name != "gpt",
             "has no effect with --arch gpt; add --arch llama, or leave it out",
         ),
         "--held-out" | "--mask-documents" => (
             &["--data"],
-            |own, text| {
-                all_if(
-                    own,
-                    text.parse()
-                        .is_ok_and(|data: DataArg| Tokens::are_at(&data.path)),
-                )
-            },
+            |_, text| (text.parse()).is_ok_and(|data: DataArg| Tokens::are_at(&data.path)),
             "only applies to tokens, and this data is text; leave it out",
         ),
         "--reshard-after-forward" => (
             &["--sharding"],
-            |own, name| all_if(own, name != "zero1"),
+            |_, name| name != "zero1",
             "has no effect with --sharding zero1, where every rank has the full weights; leave it out",
         ),
         "--profile"
@@ -81,37 +78,42 @@ pub(super) fn dependence(option: &str) -> Option<Dependence> {
         | "--no-prefetch"
         | "--offload-optimizer" => (
             &["--device"],
-            |own, name| all_if(own, name != "cpu"),
+            |_, name| name != "cpu",
             "only applies to GPUs: add --device cuda, or leave it out",
         ),
         _ => return None,
     };
-    Some(Dependence { others, kept, why })
-}
-
-fn all_if(own: &str, applies: bool) -> Option<String> {
-    applies.then(|| own.to_owned())
+    let part = (option == "--optimizer-state").then_some(kept_states as _);
+    Some(Dependence {
+        others,
+        applies,
+        part,
+        why,
+    })
 }
 
 /// The dtypes of states that the optimizer of this name has.
 fn kept_states(own: &str, name: &str) -> Option<String> {
     let (Ok(all), Some(optimizer)) = (own.parse::<StateDtypes>(), optimizer(name)) else {
-        return all_if(own, true);
+        return Some(own.to_owned());
     };
     match all.kept_by(optimizer.var_rule()) {
-        kept if kept == all => all_if(own, true),
+        kept if kept == all => Some(own.to_owned()),
         kept => (kept != StateDtypes::default()).then(|| kept.to_string()),
     }
 }
 
+/// Steps of a run: numbers that others check, and those up to the last.
+fn is_within(own: &str, steps: &str) -> bool {
+    let [own, steps] = [own, steps].map(str::parse::<usize>);
+    steps.is_err() || own.ok() <= steps.ok()
+}
+
 /// Patterns are of recipes with an amax of the whole tensor.
-fn kept_groups(own: &str, recipes: &str) -> Option<String> {
-    let lacks = |name: &str| {
-        name.parse()
-            .is_ok_and(|own: Variant| !has_tensor_scale(&own))
-    };
+fn groups_apply(own: &str, recipes: &str) -> bool {
+    let lacks = |name: &str| (name.parse()).is_ok_and(|own: Variant| !has_tensor_scale(&own));
     let patterns = !own.is_empty() && are_patterns(&[own.to_owned()]);
-    all_if(own, !(patterns && recipes.split(',').all(lacks)))
+    !(patterns && recipes.split(',').all(lacks))
 }
 
 /// The optimizer of this name.
@@ -125,8 +127,8 @@ fn optimizer(name: &str) -> Option<Optimizer> {
 pub(super) fn check(given: &str, value: &str) -> Result<(), UsageError> {
     let (option, own) = given.split_once(' ').unwrap_or((given, ""));
     match dependence(option) {
-        Some(Dependence { kept, why, .. }) if kept(own, value).is_none() => {
-            let why = why.replace("VALUE", value);
+        Some(of) if of.kept(own, value).is_none() => {
+            let why = of.why.replace("VALUE", value);
             Err(UsageError::new(format!("{given} {why}")))
         }
         _ => Ok(()),
