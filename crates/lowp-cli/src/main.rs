@@ -10,8 +10,6 @@ mod freed;
 #[cfg(feature = "cuda")]
 mod gpus;
 mod losses;
-#[cfg(target_os = "linux")]
-mod lost_pages;
 mod one_of;
 mod output;
 mod plan;
@@ -146,7 +144,7 @@ fn tidy_on_signals() -> std::io::Result<()> {
 /// Gives reads of a mapped file that became shorter an answer.
 fn watch_maps() {
     #[cfg(target_os = "linux")]
-    lost_pages::watch();
+    lowp_file::lost_pages::watch();
 }
 
 /// What candle reads from the environment, unless somebody has said something else there.

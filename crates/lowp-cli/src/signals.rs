@@ -1,8 +1,8 @@
 //! Signals that end the process: something is tidied up first, then they end it as they would have.
 
-#[cfg(target_os = "linux")]
-use crate::lost_pages;
 use lowp_checkpoint::remove_unfinished;
+#[cfg(target_os = "linux")]
+use lowp_file::lost_pages;
 use lowp_file::process::remove_temporaries;
 use signal_hook::consts::{
     SIGABRT, SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,

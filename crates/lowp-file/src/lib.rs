@@ -37,6 +37,8 @@ pub mod export;
 pub mod files;
 pub mod inspect;
 pub mod json;
+#[cfg(target_os = "linux")]
+pub mod lost_pages;
 pub mod model;
 pub mod patterns;
 pub mod process;

@@ -1,5 +1,5 @@
-//! Pages of an input that another process takes away, by making the file shorter while it is mapped: the system answers the read with
-//! SIGBUS, and no error can be returned.
+//! A handler of SIGBUS for programs that map inputs: pages of a file that another process makes shorter are gone, the system answers the read with
+//! SIGBUS, and no error can be returned. [`Hooks::before_map`](crate::process::Hooks::before_map) may be [`watch`].
 //!
 //! One line is written, temporaries and unfinished checkpoints are removed, and the exit code is that of an input that cannot be read. Reasons:
 //! docs/decisions/0007-temporaries.md.
@@ -15,7 +15,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// The exit code of an input that cannot be read.
-pub(crate) const EXIT: i32 = 2;
+pub const EXIT: i32 = 2;
 
 const LINE: &[u8] = b"error: an input file became shorter while it was read, or its disk failed (wait until no program \
     writes the file, and run the command again)\n";
@@ -31,21 +31,22 @@ static HAPPENED: AtomicBool = AtomicBool::new(false);
 static WAKE: AtomicI32 = AtomicI32::new(0);
 
 /// Says that `signal` wakes a thread of this process that tidies, asks [`happened`] and ends the process.
-pub(crate) fn wake_by(signal: c_int) {
+pub fn wake_by(signal: c_int) {
     WAKE.store(signal, Ordering::Release);
 }
 
 /// Says that this thread tidies already.
-pub(crate) fn is_awake() {
+pub fn is_awake() {
     WAKE.store(AWAKE, Ordering::Release);
 }
 
 /// Whether a page was not there.
-pub(crate) fn happened() -> bool {
+pub fn happened() -> bool {
     HAPPENED.load(Ordering::Acquire)
 }
 
-pub(crate) fn watch() {
+/// Installs the handler, once.
+pub fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = answer;
