@@ -78,7 +78,7 @@ impl World {
         })
     }
 
-    /// `result`, if no rank has an error; else every rank ends with the exit code of the first that has one, and that rank says why. Collective.
+    /// `result`, if no rank has an error; else a rank without one ends with the exit code of the first that has one, and that rank says why. Collective.
     pub(crate) fn all_ok<T>(&self, result: Result<T>) -> Result<T> {
         let Some(Process { control, .. }) = &self.process else {
             return result;

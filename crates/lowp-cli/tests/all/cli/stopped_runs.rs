@@ -179,6 +179,7 @@ fn runs_that_begin_at_once_save_one_at_a_time() {
         let is_done = |run: &mut Endless| run.0.try_wait().expect("a run").is_some();
         ended.extend(runs.extract_if(.., is_done));
     }
+    assert_eq!(runs.len(), 1, "nobody saves");
     for mut run in ended {
         let mut text = String::new();
         let mut stderr = run.0.stderr.take().expect("a pipe");
