@@ -121,7 +121,7 @@ impl<B: Backend> GatherPool<B> {
     }
 
     /// An empty pool where pieces of `large` bytes go straight to where they belong, and only smaller ones in messages
-    /// ([`Exchange::with_large`]).
+    /// ([`crate::Exchange::with_large`]).
     pub fn with_large(backend: &B, large: usize) -> Arc<Self> {
         Self::of(backend, large, Arc::default())
     }
