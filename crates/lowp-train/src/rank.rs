@@ -69,7 +69,7 @@ impl<M: Model, D: Data + ?Sized> Training<'_, M, D> {
     }
 }
 
-/// Ends the world for all where a rank has failed. The error of another rank is told by that rank, which has the cause.
+/// Ends the world where this rank has failed. Where another rank has the error, that rank ends the world, and this one waits for it.
 fn tell<B: Backend, T>(
     comm: &dyn Communicator<B>,
     done: Result<T, TrainError>,

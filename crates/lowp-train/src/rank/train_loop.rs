@@ -224,6 +224,7 @@ where
         Ok(())
     }
 
+    /// Says which checkpoint is there, if one came to be.
     fn saved(&self, step: Option<u64>) {
         // It is one of this run.
         let step = step.and_then(|step| usize::try_from(step).ok());

@@ -26,6 +26,13 @@ const VOCAB: usize = 64;
 const COLS: usize = 32;
 const STEPS: usize = 12;
 
+const PACKING: Packing = Packing {
+    seq: 8,
+    batch: 6,
+    held_out: 0.2,
+    mask_documents: true,
+};
+
 /// A row of weights for each token.
 #[derive(Clone, serde::Serialize)]
 struct Table {
@@ -158,13 +165,7 @@ fn ranks_that_come_and_go_change_no_bit() -> Result<(), Box<dyn Error>> {
     for (name, documents) in [("a", 60), ("b", 12)] {
         tokens(&path(name), documents)?;
     }
-    let packing = Packing {
-        seq: 8,
-        batch: 6,
-        held_out: 0.2,
-        mask_documents: true,
-    };
-    let open = |name| Tokens::open(&path(name), packing);
+    let open = |name| Tokens::open(&path(name), PACKING);
     let data = Mixture::new(vec![(open("a")?, 0.7), (open("b")?, 0.3)])?;
     // Several epochs of the smaller source.
     let small = data.sources().nth(1).ok_or("a source")?.0.split()[0];
@@ -248,13 +249,7 @@ fn the_last_checkpoint_is_there_before_the_last_evaluation() -> Result<(), Box<d
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("tokens");
     tokens(&data, 60)?;
-    let packing = Packing {
-        seq: 8,
-        batch: 6,
-        held_out: 0.2,
-        mask_documents: true,
-    };
-    let data = Mixture::from(Tokens::open(&data, packing)?);
+    let data = Mixture::from(Tokens::open(&data, PACKING)?);
     let run = Run::parse("mxfp8")?;
     let config = Config {
         steps: STEPS,
@@ -280,13 +275,7 @@ fn moments_of_a_checkpoint_become_those_of_the_run() -> Result<(), Box<dyn Error
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("tokens");
     tokens(&data, 60)?;
-    let packing = Packing {
-        seq: 8,
-        batch: 6,
-        held_out: 0.2,
-        mask_documents: true,
-    };
-    let data = Mixture::from(Tokens::open(&data, packing)?);
+    let data = Mixture::from(Tokens::open(&data, PACKING)?);
     let [f32, bf16] = [Dtype::F32, Dtype::Bf16];
     for sharding in [Sharding::Fsdp, Sharding::Zero1] {
         let runs = folder.path().join(format!("{sharding:?}"));
@@ -334,13 +323,7 @@ fn a_checkpoint_of_another_optimizer_is_an_error() -> Result<(), Box<dyn Error>>
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("tokens");
     tokens(&data, 60)?;
-    let packing = Packing {
-        seq: 8,
-        batch: 6,
-        held_out: 0.2,
-        mask_documents: true,
-    };
-    let data = Mixture::from(Tokens::open(&data, packing)?);
+    let data = Mixture::from(Tokens::open(&data, PACKING)?);
     for (before, after) in [
         (Optimizer::AdamW, Optimizer::Lion),
         (Optimizer::Lion, Optimizer::Sgd),
