@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs};
 
-use lowp_nvcc::{Result, Sources};
+use lowp_nvcc::Result;
 
 /// Where `cargo xtask cuda` puts the kernels, below the target folder.
 const KERNELS: &str = "cuda-kernels/transformer";
@@ -16,28 +16,18 @@ const CUDNN: &str = "cudnn";
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-check-cfg=cfg(lowp_cudnn)");
-    if env::var_os("CARGO_FEATURE_CUDA").is_none() {
-        return ExitCode::SUCCESS;
-    }
-    lowp_nvcc::rerun_if_changed();
-    lowp_nvcc::end(embed())
+    lowp_nvcc::end(link_and_embed())
 }
 
-fn embed() -> Result<()> {
-    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
-    let root = env::var_os("CARGO_MANIFEST_DIR").ok_or("CARGO_MANIFEST_DIR is not set")?;
-    let root = Path::new(&root);
-    if env::var("LOWP_CUDA_KERNELS").as_deref() != Ok("none") {
-        link_cudnn(&out, root);
+fn link_and_embed() -> Result<()> {
+    if env::var_os("CARGO_FEATURE_CUDA").is_some()
+        && env::var("LOWP_CUDA_KERNELS").as_deref() != Ok("none")
+    {
+        let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
+        let root = env::var_os("CARGO_MANIFEST_DIR").ok_or("CARGO_MANIFEST_DIR is not set")?;
+        link_cudnn(&out, Path::new(&root));
     }
-    let headers = env::var_os("DEP_LOWP_KERNELS_INCLUDE");
-    let headers = headers.ok_or("lowp-kernels names no folder of headers")?;
-    println!("cargo::rerun-if-changed={}", Path::new(&headers).display());
-    let sources = Sources {
-        cuda: &root.join("cuda"),
-        headers: &[Path::new(&headers)],
-    };
-    lowp_nvcc::embed(&out, sources, KERNELS)
+    lowp_nvcc::embed_beside_kernels(KERNELS)
 }
 
 /// Links `libsdpa.a`, if it was made of what `cudnn/sdpa.cpp` is now. cuDNN itself is found when the program runs.

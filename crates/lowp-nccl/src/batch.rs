@@ -2,6 +2,7 @@
 //! passed on to their owners.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use lowp_comm::{
     Adder, CommError, GradWire, ReduceItem, ReduceStaging, StagedGrad, Traffic, UnevenRun, even,
@@ -10,6 +11,8 @@ use lowp_comm::{
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaPlan, KernelError, Source};
 
 use crate::parts::Reduction;
+use crate::peer_sums::PeerSums;
+use crate::peers::Peers;
 use crate::plans::run_if;
 use crate::raw::{Calls, Op, RankOf};
 use crate::staging::{Arrivals, Staging};
@@ -21,6 +24,8 @@ pub(crate) enum Method<'a> {
     Library(Vec<&'a CudaBuffer<f32>>),
     /// By the rank that receives the parts.
     Receiver,
+    /// By the rank that owns the sums, which reads the parts in the memory of all ranks.
+    Peers(Arc<Peers>),
 }
 
 /// What was planned.
@@ -40,6 +45,7 @@ pub(crate) struct Batch {
 enum EvenSums {
     Library(LibrarySums),
     Receiver(Reduction),
+    Peers(PeerSums, Arc<Peers>),
 }
 
 /// Sums in NCCL's order.
@@ -58,6 +64,7 @@ impl Method<'_> {
         match self {
             Self::Library(_) => Adder::Library,
             Self::Receiver => Adder::Receiver,
+            Self::Peers(_) => Adder::Reader,
         }
     }
 
@@ -107,6 +114,10 @@ impl Batch {
                 let planned = LibrarySums::new(cuda, staging, items, grads, &runs, &passed_on);
                 EvenSums::Library(planned?)
             }
+            Method::Peers(peers) => {
+                let planned = PeerSums::new(cuda, staging, items, wire, of);
+                EvenSums::Peers(planned?, Arc::clone(peers))
+            }
             Method::Receiver => {
                 let mut batch: Vec<_> = UnevenRun::others(&runs, items.len())
                     .map(|item| ReduceItem { ..items[item] })
@@ -153,7 +164,13 @@ impl Batch {
         match &self.even {
             EvenSums::Library(_) => Ok(()),
             EvenSums::Receiver(parts) => parts.convert(cuda),
+            EvenSums::Peers(sums, _) => sums.convert(cuda),
         }
+    }
+
+    /// Whether ranks send each other parts: not where they read them.
+    pub(crate) fn sends(&self) -> bool {
+        !matches!(self.even, EvenSums::Peers(..))
     }
 
     /// What the sums of even parts use.
@@ -164,6 +181,7 @@ impl Batch {
                 all.map(|values| Source::F32(values.clone())).collect()
             }
             EvenSums::Receiver(parts) => parts.memory(),
+            EvenSums::Peers(..) => Vec::new(),
         }
     }
 
@@ -171,6 +189,7 @@ impl Batch {
         match &self.even {
             EvenSums::Library(sums) => sums.send(calls),
             EvenSums::Receiver(parts) => parts.send_parts(calls),
+            EvenSums::Peers(..) => Ok(()),
         }
     }
 
@@ -179,6 +198,7 @@ impl Batch {
         match &self.even {
             EvenSums::Library(sums) => run_if(cuda, sums.add.as_ref()),
             EvenSums::Receiver(parts) => parts.add(cuda),
+            EvenSums::Peers(sums, peers) => sums.add(cuda, peers),
         }
     }
 }

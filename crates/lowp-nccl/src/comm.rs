@@ -1,7 +1,7 @@
 //! [`NcclComm`]: one rank of a group of GPUs.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,46 +13,13 @@ use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError, Source};
 
 use crate::batch::Method;
 use crate::exit::Abandoned;
+use crate::options::{NcclOptions, Sums};
+use crate::peers::Peers;
 use crate::rank_order::RankOrder;
 use crate::raw::{self, ID, Op, RankOf, Raw};
 use crate::watchdog::{self, Group as _};
 
 type Watchdog = watchdog::Watchdog<Raw, CudaEvent>;
-
-/// Who adds gradients in f32, and in which order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Sums {
-    /// NCCL, in an order of its own; sums that are added to earlier ones, as those of a second micro-batch, take scratch memory. They are
-    /// equal from run to run of one world on the same machines with the same settings, and not equal to the sums of another world. The
-    /// fastest across machines.
-    #[default]
-    Nccl,
-    /// The rank that receives a sum, in rank order: the bits of every other engine and of the CPU. As many bytes travel; between
-    /// machines each rank fetches its parts by itself, and memory for the parts of all ranks is needed.
-    RankOrder,
-}
-
-/// How ranks work together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct NcclOptions {
-    /// A batch that is not done this time after the one before has failed. 300 seconds.
-    pub limit: Duration,
-    /// Who adds gradients in f32.
-    pub sums: Sums,
-    /// The least number of thread blocks that NCCL moves data with; 0 leaves it to NCCL. More of them move data faster, and
-    /// leave less of the GPU to work beside them. 32: between two H200, 1.1 to 1.2 times as fast as what NCCL chooses by itself.
-    pub min_ctas: u32,
-}
-
-impl Default for NcclOptions {
-    fn default() -> Self {
-        Self {
-            limit: Duration::from_secs(300),
-            sums: Sums::default(),
-            min_ctas: 32,
-        }
-    }
-}
 
 /// One rank of a group of GPUs, whose data NCCL moves. Every call only enqueues.
 ///
@@ -83,6 +50,8 @@ pub struct NcclComm {
     /// None of a group of one, which has nobody to send to.
     raw: Option<Arc<Raw>>,
     options: NcclOptions,
+    /// GPUs of one process that read each other's memory; asked for by the first reduction.
+    peers: OnceLock<Option<Arc<Peers>>>,
     ordered: Mutex<RankOrder>,
     counters: Arc<Counters>,
 }
@@ -162,6 +131,7 @@ impl NcclComm {
             link: None,
             raw,
             options,
+            peers: OnceLock::new(),
             ordered: Mutex::default(),
             watchdog,
             counters: Arc::default(),
@@ -343,6 +313,25 @@ impl NcclComm {
         })
     }
 
+    /// The other GPUs of this process, where all ranks are theirs and gradients are added so. Collective the first time.
+    fn peers(&self) -> Result<Option<&Arc<Peers>>, CommError> {
+        let Some(raw) = self
+            .raw
+            .as_ref()
+            .filter(|_| self.options.sums == Sums::Peers)
+        else {
+            return Ok(None);
+        };
+        if let Some(known) = self.peers.get() {
+            return Ok(known.as_ref());
+        }
+        let joined = Peers::join(&*self.control, &self.cuda)?.map(Arc::new);
+        if let Some(peers) = &joined {
+            raw.stops(peers.stop());
+        }
+        Ok(self.peers.get_or_init(|| joined).as_ref())
+    }
+
     /// What was sent.
     fn reduce(&self, items: &[ReduceItem<'_, Cuda>], wire: GradWire) -> Result<Traffic, CommError> {
         let grads = by_nccl(items, wire);
@@ -358,8 +347,11 @@ impl NcclComm {
                 Collective::ReduceScatter(items, wire),
             ));
         }
-        let method = match (self.options.sums, grads) {
-            (Sums::Nccl, Some(grads)) if self.raw.is_some() => Method::Library(grads),
+        let method = match (self.peers()?, self.options.sums, grads) {
+            (Some(peers), ..) => Method::Peers(Arc::clone(peers)),
+            (None, Sums::Nccl | Sums::Peers, Some(grads)) if self.raw.is_some() => {
+                Method::Library(grads)
+            }
             _ => Method::Receiver,
         };
         let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
@@ -369,7 +361,9 @@ impl NcclComm {
         };
         let batch = ordered.batch(&self.cuda, items, wire, &method, of)?;
         batch.begin(&self.cuda)?;
-        self.batch(|| batch.memory(), |calls| batch.send(calls))?;
+        if batch.sends() {
+            self.batch(|| batch.memory(), |calls| batch.send(calls))?;
+        }
         batch.end(&self.cuda)?;
         if let Some(delivery) = &batch.delivery {
             self.batch(|| delivery.memory(), |calls| delivery.send(calls))?;
@@ -383,7 +377,7 @@ impl NcclComm {
         if self.raw.is_none() {
             return Ok(());
         }
-        if self.options.sums == Sums::Nccl {
+        if self.options.sums != Sums::RankOrder {
             return self.combine(buffers, &Op::Sum);
         }
         let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
@@ -554,6 +548,7 @@ impl Communicator<Cuda> for NcclComm {
             link: Some(link.clone()),
             raw: self.raw.clone(),
             options: self.options,
+            peers: OnceLock::new(),
             ordered: Mutex::default(),
             counters: Arc::clone(&self.counters),
         })))

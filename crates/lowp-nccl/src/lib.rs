@@ -35,7 +35,13 @@ mod comm;
 #[cfg(any(feature = "cuda", test))]
 mod exit;
 #[cfg(feature = "cuda")]
+mod options;
+#[cfg(feature = "cuda")]
 mod parts;
+#[cfg(feature = "cuda")]
+mod peer_sums;
+#[cfg(feature = "cuda")]
+mod peers;
 #[cfg(feature = "cuda")]
 mod plans;
 #[cfg(feature = "cuda")]
@@ -50,4 +56,6 @@ mod uneven;
 mod watchdog;
 
 #[cfg(feature = "cuda")]
-pub use comm::{NcclComm, NcclOptions, Sums};
+pub use comm::NcclComm;
+#[cfg(feature = "cuda")]
+pub use options::{NcclOptions, Sums};

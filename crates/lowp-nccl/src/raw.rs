@@ -5,7 +5,7 @@
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use cudarc::nccl::sys;
 use half::bf16;
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, Element, KernelError};
 
+use crate::peers::Stop;
 use crate::watchdog::{Group, Point};
 
 /// Bytes of the value by which ranks find each other.
@@ -120,8 +121,39 @@ pub(crate) struct Raw {
     ended: AtomicBool,
     /// The thread that ends it.
     aborting: Mutex<Option<JoinHandle<()>>>,
+    /// Kernels beside its own that are stopped with it.
+    stops: Arc<Stops>,
     /// Communicators that use it. Graphs and the watchdog hold it, too.
     users: AtomicUsize,
+}
+
+/// Kernels that an abort stops.
+#[derive(Debug, Default)]
+struct Stops(Mutex<StopList>);
+
+#[derive(Debug, Default)]
+struct StopList {
+    alive: Vec<Weak<Stop>>,
+    /// Whether they were stopped.
+    set: bool,
+}
+
+impl Stops {
+    fn add(&self, stop: &Arc<Stop>) {
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if list.set {
+            stop.set();
+        }
+        list.alive.retain(|stop| stop.strong_count() > 0);
+        list.alive.push(Arc::downgrade(stop));
+    }
+
+    fn set(&self) {
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        list.set = true;
+        let alive = list.alive.iter().filter_map(Weak::upgrade);
+        alive.for_each(|stop| stop.set());
+    }
 }
 
 fn failed(call: &'static str) -> impl FnOnce(NcclError) -> KernelError {
@@ -199,8 +231,14 @@ impl Raw {
             stuck: Mutex::new(Some(Handle(comm))),
             ended: AtomicBool::new(false),
             aborting: Mutex::default(),
+            stops: Arc::default(),
             users: AtomicUsize::new(0),
         }
+    }
+
+    /// Has an abort stop these kernels, too; at once, if there was one.
+    pub(crate) fn stops(&self, stop: &Arc<Stop>) {
+        self.stops.add(stop);
     }
 
     /// Counts a communicator that uses it.
@@ -329,9 +367,10 @@ impl Group for Raw {
         {
             thread::sleep(Duration::from_millis(5));
         }
-        let cuda = self.cuda.clone();
+        let (cuda, stops) = (self.cuda.clone(), Arc::clone(&self.stops));
         let end = move || {
             thread::sleep(MOMENT);
+            stops.set();
             handle.abort();
             // The device was there until now.
             drop(cuda);

@@ -92,6 +92,30 @@ pub fn embed(out: &Path, sources: Sources<'_>, shared: &str) -> Result<()> {
     write(&out.join("kernels.rs"), format!("&[{rows}]").as_bytes())
 }
 
+/// [`embed`] for a crate with feature `cuda` that depends on lowp-kernels: of its folder `cuda`, which may include the headers of those
+/// kernels. Nothing without the feature.
+///
+/// # Errors
+/// As [`embed`]; variables that cargo sets are not set.
+pub fn embed_beside_kernels(shared: &str) -> Result<()> {
+    if env::var_os("CARGO_FEATURE_CUDA").is_none() {
+        return Ok(());
+    }
+    rerun_if_changed();
+    let folder = |name: &str| {
+        let folder = env::var_os(name).ok_or_else(|| format!("{name} is not set"));
+        folder.map(PathBuf::from)
+    };
+    let headers = folder("DEP_LOWP_KERNELS_INCLUDE")?;
+    println!("cargo::rerun-if-changed={}", headers.display());
+    let cuda = folder("CARGO_MANIFEST_DIR")?.join("cuda");
+    let sources = Sources {
+        cuda: &cuda,
+        headers: &[&headers],
+    };
+    embed(&folder("OUT_DIR")?, sources, shared)
+}
+
 /// Tells cargo what a build script that embeds kernels depends on.
 pub fn rerun_if_changed() {
     println!("cargo::rerun-if-changed=build.rs");

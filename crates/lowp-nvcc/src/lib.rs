@@ -1,4 +1,4 @@
-//! Compiling CUDA kernels with nvcc and embedding them: for the build scripts of lowp-kernels and lowp-transformer, and for
+//! Compiling CUDA kernels with nvcc and embedding them: for the build scripts of lowp-kernels, lowp-transformer and lowp-nccl, and for
 //! `cargo xtask cuda`, so that they use the same flags and architectures, and the same check of what is up to date.
 //!
 //! Each `.cu` file of a folder is a unit: it is compiled for every architecture into one fat binary, which
@@ -25,7 +25,9 @@ use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::{env, fmt, fs, io, thread};
 
-pub use build_script::{compiled, embed, end, rerun_if_changed, target_folder};
+pub use build_script::{
+    compiled, embed, embed_beside_kernels, end, rerun_if_changed, target_folder,
+};
 
 /// An architecture that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,8 +26,11 @@ mod headers;
 const SOURCES: &str = "crates/lowp-kernels/cuda";
 /// What their kernels need of a multiprocessor, from the workspace root.
 const TABLE: &str = "crates/lowp-kernels/resources.txt";
-/// Those of lowp-transformer, and the folder of what is made of them below that of the others.
-const TRANSFORMER: [&str; 2] = ["crates/lowp-transformer/cuda", "transformer"];
+/// Those of other crates, and the folder of what is made of them below that of the first.
+const OTHERS: [[&str; 2]; 2] = [
+    ["crates/lowp-transformer/cuda", "transformer"],
+    ["crates/lowp-nccl/cuda", "nccl"],
+];
 
 /// What a test run compiles on a clean checkout: one target without FP4 instructions, and one with them. `cargo xtask ci` has all.
 const TESTED: [&str; 2] = ["sm_90", "sm_100"];
@@ -107,15 +110,20 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
     let start = std::time::Instant::now();
     let mut compiled =
         lowp_nvcc::compile(&nvcc, own, &archs, &folder).map_err(|why| anyhow!("{why}"))?;
-    let [others, below] = TRANSFORMER;
-    let (others, below) = (workspace_root()?.join(others), folder.join(below));
     let headers = sources.join("include");
-    let others = Sources {
-        cuda: &others,
-        headers: &[&headers],
-    };
-    let those = lowp_nvcc::compile(&nvcc, others, &archs, &below);
-    compiled.extend(those.map_err(|why| anyhow!("{why}"))?);
+    let headers: [&Path; 1] = [&headers];
+    let root = workspace_root()?;
+    let others = OTHERS.map(|[cuda, below]| (root.join(cuda), folder.join(below)));
+    let mut all = vec![(own, folder.as_path())];
+    for (cuda, below) in &others {
+        let sources = Sources {
+            cuda,
+            headers: &headers,
+        };
+        let those = lowp_nvcc::compile(&nvcc, sources, &archs, below);
+        compiled.extend(those.map_err(|why| anyhow!("{why}"))?);
+        all.push((sources, below));
+    }
     let names: Vec<_> = archs.iter().map(|arch| arch.name).collect();
     if compiled.is_empty() {
         eprintln!("the kernels are up to date for {}", names.join(", "));
@@ -134,7 +142,7 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
             let files: Vec<_> = units.iter().map(lowp_nvcc::Unit::file).collect();
             kernel_code::check(&toolkit::readers(&nvcc)?, &folder, &files, &archs)?;
         }
-        let table = stats([(own, &folder), (others, &below)])?;
+        let table = stats(&all)?;
         let table = format!("nvcc {}\n{table}", nvcc.version);
         let (path, targets) = (workspace_root()?.join(TABLE), targets(&archs));
         let known = std::fs::read_to_string(&path)?;
@@ -167,9 +175,9 @@ pub(crate) fn without_kernels(command: &mut Command) {
 }
 
 /// The table of all kernels of sources, with the folder that they were compiled into. Prints it, and fails if a kernel spills.
-fn stats(sources: [(Sources<'_>, &Path); 2]) -> Result<Resources> {
+fn stats(sources: &[(Sources<'_>, &Path)]) -> Result<Resources> {
     let mut table = Resources::default();
-    for (sources, folder) in sources {
+    for &(sources, folder) in sources {
         let mut logs = String::new();
         for unit in lowp_nvcc::Unit::all(sources).map_err(|why| anyhow!("{why}"))? {
             let log = std::fs::read_to_string(folder.join(unit.log()))?;

@@ -54,9 +54,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: Option<u32>,
 
-    /// What adds gradients in f32 (with --ranks) [default: nccl]
+    /// What adds gradients (with --ranks) [default: peers]
     #[arg(long, value_name = "NAME", value_parser = one_of(SUMS))]
-    sums: Option<bool>,
+    sums: Option<&'static str>,
 
     /// Minimum number of thread blocks that NCCL uses to move data; 0 lets NCCL choose (with --ranks) [default: 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
@@ -84,13 +84,18 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
 }
 
-/// Whether gradients are added in rank order.
-const SUMS: &[Named<bool>] = &[
-    ("nccl", "NCCL, in an order that NCCL chooses", false),
+/// Who adds gradients.
+const SUMS: &[Named<&str>] = &[
+    (
+        "peers",
+        "The rank that owns a sum, in rank order, from the memory of the other GPUs: the same bits as on the CPU",
+        "peers",
+    ),
+    ("nccl", "NCCL, in an order that NCCL chooses", "nccl"),
     (
         "rank-order",
         "The rank that receives a sum, in rank order: the same bits as on the CPU",
-        true,
+        "rank-order",
     ),
 ];
 
@@ -182,8 +187,9 @@ fn run_ranks(first: usize, ranks: usize, args: &Args) -> Result<report::RanksRep
     }
     let default = NcclOptions::default();
     let (sums, name) = match args.sums {
-        Some(true) => (Sums::RankOrder, "rank-order"),
-        _ => (Sums::Nccl, "nccl"),
+        Some("rank-order") => (Sums::RankOrder, "rank-order"),
+        Some("nccl") => (Sums::Nccl, "nccl"),
+        _ => (Sums::Peers, "peers"),
     };
     let options = NcclOptions {
         limit: LIMIT,

@@ -48,9 +48,16 @@ impl ReduceStaging {
         // Nothing arrives at a rank that is alone.
         let arrive = if world > 1 { room(world * own) } else { 0 };
         let as_f32 = (dtype, wire) == (FloatDtype::F32, GradWire::F32);
-        let narrow = (dtype, wire) == (FloatDtype::F32, GradWire::Bf16);
         Self {
             arrivals: if as_f32 { [arrive, 0] } else { [0, arrive] },
+            ..Self::read_by_peers(dtype, wire, len)
+        }
+    }
+
+    /// Of a gradient of `len` elements in `dtype` that other ranks read as `wire`.
+    pub fn read_by_peers(dtype: FloatDtype, wire: GradWire, len: usize) -> Self {
+        let narrow = (dtype, wire) == (FloatDtype::F32, GradWire::Bf16);
+        Self {
             narrow: if narrow { room(len) } else { 0 },
             ..Self::default()
         }
@@ -83,6 +90,7 @@ impl ReduceStaging {
         let parts = |grad: &StagedGrad, len, own| match adder {
             Adder::Library => Self::default(),
             Adder::Receiver => Self::of_parts(grad.dtype, grad.wire, len, own, world),
+            Adder::Reader => Self::read_by_peers(grad.dtype, grad.wire, len),
         };
         let of_run = |run: &UnevenRun| {
             let own = run.parts[rank].len();
@@ -101,7 +109,7 @@ impl ReduceStaging {
         let in_runs = runs.iter().flat_map(|run| &grads[run.items.clone()]);
         let added = match adder {
             Adder::Library => others().map(sums).sum(),
-            Adder::Receiver => 0,
+            Adder::Receiver | Adder::Reader => 0,
         };
         // The same memory takes the sums of runs, after the others were added.
         let added = in_runs.map(sums).sum::<usize>().max(added);

@@ -30,6 +30,8 @@ pub enum Adder {
     Library,
     /// The rank that receives the parts.
     Receiver,
+    /// The rank that owns the sums, which reads the parts in the memory of all ranks, however uneven they are.
+    Reader,
 }
 
 /// Gradients of a batch that follow each other in one memory, of each of which some ranks own more than others. Each rank first gets the sums of an even
@@ -65,6 +67,9 @@ impl UnevenRun {
         adder: Adder,
     ) -> Vec<Self> {
         let mut runs = Vec::new();
+        if adder == Adder::Reader {
+            return runs;
+        }
         let mut start = 0;
         while start < batch.len() {
             let mut elements = spanned(batch[start].1);
@@ -107,7 +112,9 @@ impl UnevenRun {
             }
         };
         match adder {
-            Adder::Receiver => in_parts_of(elements.len().div_ceil(world).next_multiple_of(UNIT)),
+            Adder::Receiver | Adder::Reader => {
+                in_parts_of(elements.len().div_ceil(world).next_multiple_of(UNIT))
+            }
             Adder::Library => {
                 let each = elements.len() / world / UNIT * UNIT;
                 let run = in_parts_of(each);

@@ -13,7 +13,7 @@ use std::ops::Range;
 /// The buckets of a model.
 pub(super) struct Buckets<'a> {
     world: usize,
-    wire: GradWire,
+    adder: Adder,
     /// By parameter, in the order of backward.
     costs: Vec<&'a WeightCost>,
     /// The elements of each bucket, in that order.
@@ -87,7 +87,7 @@ impl<'a> Buckets<'a> {
         }
         Self {
             world: config.mesh.shard,
-            wire: config.grad_wire,
+            adder: adder(config),
             costs,
             lens,
             different,
@@ -96,10 +96,7 @@ impl<'a> Buckets<'a> {
 
     /// Who adds the gradients on devices.
     pub(super) fn adder(&self) -> Adder {
-        match self.wire {
-            GradWire::F32 => Adder::Library,
-            GradWire::Bf16 => Adder::Receiver,
-        }
+        self.adder
     }
 
     /// Those that differ, as devices reduce them.
@@ -121,6 +118,14 @@ impl<'a> Buckets<'a> {
                 owned,
             }
         })
+    }
+}
+
+fn adder(config: &CostConfig) -> Adder {
+    match config.grad_wire {
+        _ if config.ranks_read_peers() => Adder::Reader,
+        GradWire::F32 => Adder::Library,
+        GradWire::Bf16 => Adder::Receiver,
     }
 }
 

@@ -91,6 +91,11 @@ impl Default for CostConfig {
 }
 
 impl CostConfig {
+    /// Whether ranks read each other's gradients: GPUs of one node, where they are taken to be of one process, as those of `lowp train` are.
+    pub(super) fn ranks_read_peers(&self) -> bool {
+        self.vars == VarPlace::Backend && self.mesh.shard > 1 && self.mesh.world() <= self.per_node
+    }
+
     /// What the rule keeps beside the masters, in words.
     pub(super) fn states(&self) -> &'static str {
         use StateDtype::{Bf16, F32, Fp8};

@@ -259,6 +259,12 @@ impl<T> CudaBuffer<T> {
         }
     }
 
+    /// Whether it has memory that [`Cuda::share_memory_with`] shares, or none: not memory of the host or of another library.
+    pub fn is_shareable(&self) -> bool {
+        let memory = self.memory.as_ref();
+        memory.is_none_or(|memory| memory.is_of_pool())
+    }
+
     /// The number of the device that holds it; none for an empty buffer.
     pub fn ordinal(&self) -> Option<usize> {
         self.device().map(|device| device.context.ordinal())

@@ -218,13 +218,19 @@ impl Cuda {
         ) -> Result<(), result::DriverError>,
     ) -> Result<(), KernelError> {
         self.bind()?;
+        let pool = self.pool()?;
+        let high = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        call(pool, high).map_err(failed("cuMemPoolGetAttribute"))
+    }
+
+    /// The pool that `cuMemAllocAsync` takes from. The device is current on this thread.
+    pub(super) fn pool(&self) -> Result<sys::CUmemoryPool, KernelError> {
         let mut pool = std::ptr::null_mut();
-        // SAFETY: writes one handle, of the pool that `cuMemAllocAsync` takes from.
+        // SAFETY: writes one handle.
         let asked =
             unsafe { sys::cuDeviceGetMemPool(&mut pool, self.device().context.cu_device()) };
         asked.result().map_err(failed("cuDeviceGetMemPool"))?;
-        let high = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
-        call(pool, high).map_err(failed("cuMemPoolGetAttribute"))
+        Ok(pool)
     }
 
     /// Bytes of the second-level cache.

@@ -75,6 +75,11 @@ impl DeviceMemory {
         matches!(self.owner, Owner::Host(_))
     }
 
+    /// Whether it is memory of the device's pool.
+    pub(super) fn is_of_pool(&self) -> bool {
+        matches!(self.owner, Owner::Stream(_))
+    }
+
     /// Sets all of its `bytes` bytes to zero in the order of `stream`.
     fn zeroed(self, bytes: usize, stream: sys::CUstream) -> Result<Self, KernelError> {
         // SAFETY: the memory was just allocated with as many bytes and is used in the order of the stream.

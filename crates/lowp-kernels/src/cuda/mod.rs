@@ -40,6 +40,7 @@ mod memory;
 mod module;
 mod open;
 mod ops;
+mod peers;
 mod plan;
 mod queue;
 mod registry;

@@ -70,7 +70,7 @@ fn run<B: Backend>(
 #[test]
 fn cuda_nccl_flat_slices_give_the_weights_of_one_cpu_rank() {
     let expected = run(&Cpu, &LocalComm::solo(&Cpu).into()).expect("one CPU rank");
-    let ranks = world(2, LIMIT, Sums::Nccl, |rank| {
+    let ranks = world(2, LIMIT, Sums::Peers, |rank| {
         run(&rank.cuda, &rank.comm).map_err(|error| {
             CommError::Failed {
                 rank: rank.comm.rank(),

@@ -57,9 +57,12 @@ fn cuda_nccl_gathers_even_uneven_and_empty_pieces() {
     });
 }
 
+/// Everyone who adds gradients.
+const SUMS: [Sums; 3] = [Sums::Peers, Sums::Nccl, Sums::RankOrder];
+
 #[test]
 fn cuda_nccl_sums_are_those_of_the_definition() {
-    for sums in [Sums::Nccl, Sums::RankOrder] {
+    for sums in SUMS {
         alone_and_together(LIMIT, sums, |rank| {
             for lens in [vec![5000; 8], vec![70_000, 3, 0, 1, 9, 8, 7, 6]] {
                 for wire in [GradWire::F32, GradWire::Bf16] {
@@ -118,7 +121,8 @@ fn traffic(
 ) -> Traffic {
     let is_wide = |item: &ReduceItem<'_, Cuda>| item.wire(wire) == GradWire::F32;
     let adder = match sums {
-        Sums::Nccl if items.iter().all(is_wide) => Adder::Library,
+        Sums::Peers if world > 1 => Adder::Reader,
+        Sums::Nccl | Sums::Peers if items.iter().all(is_wide) => Adder::Library,
         _ => Adder::Receiver,
     };
     let places = items.iter().map(|item| (item.memory, item.ranges));
@@ -202,7 +206,7 @@ fn reduce_scatter(
                 true => bf16::from_f32(all[r][i]).to_f32(),
             };
             // Two values have one sum, and one is its own.
-            let exact = n <= 2 || sums == Sums::RankOrder || narrow;
+            let exact = n <= 2 || sums != Sums::Nccl || narrow;
             let (found, before) = (cuda.download(&buffers[item].1)?, before(item));
             for (j, (x, i)) in found.into_iter().zip(ranges[item][me].clone()).enumerate() {
                 let sum = (1..n).fold(wired(0, i), |sum, r| sum + wired(r, i));
@@ -216,7 +220,7 @@ fn reduce_scatter(
 /// Gradients of every kind in one batch, whose ranges begin after others' elements.
 #[test]
 fn cuda_nccl_batches_of_many_kinds() {
-    for sums in [Sums::Nccl, Sums::RankOrder] {
+    for sums in SUMS {
         alone_and_together(LIMIT, sums, |rank| {
             let n = rank.comm.world_size();
             let gaps = |first: usize, len: usize| -> Vec<Range<usize>> {
@@ -250,7 +254,7 @@ fn cuda_nccl_batches_of_many_kinds() {
 /// Buckets of which ranks own uneven parts: the same sums as those of each gradient.
 #[test]
 fn cuda_nccl_buckets_in_even_parts() {
-    for sums in [Sums::Nccl, Sums::RankOrder] {
+    for sums in SUMS {
         alone_and_together(LIMIT, sums, |rank| {
             let n = rank.comm.world_size();
             // A weight of the first rank, one of all, one of the last, and what does not divide evenly.
@@ -278,7 +282,7 @@ fn cuda_nccl_buckets_in_even_parts() {
 /// Communicators beside that of the rank reduce as it does, and their calls alternate.
 #[test]
 fn cuda_nccl_reduces_beside_others() {
-    for sums in [Sums::Nccl, Sums::RankOrder] {
+    for sums in SUMS {
         alone_and_together(LIMIT, sums, |rank| {
             let n = rank.comm.world_size();
             let beside = [rank.comm.beside()?, rank.comm.beside()?];
@@ -370,7 +374,7 @@ fn cuda_nccl_groups_of_one_end_with_their_world() {
 
 #[test]
 fn cuda_nccl_groups_of_groups() {
-    world(2, LIMIT, Sums::Nccl, |rank| {
+    world(2, LIMIT, Sums::Peers, |rank| {
         let (cuda, comm) = (&rank.cuda, &*rank.comm);
         let n = comm.world_size();
         let reversed = comm.split(0, n - comm.rank())?;
@@ -394,32 +398,49 @@ fn cuda_nccl_groups_of_groups() {
     });
 }
 
-/// A gather that one rank does not take part in is done on no rank, and the host of the others waits for it on the device.
+/// What one rank does not take part in is done on no rank, and the host of the others waits for it on the device.
 #[test]
 fn cuda_nccl_ends_everywhere_when_a_rank_fails() {
-    for how in ["error", "panic", "hang"] {
+    let hows = ["error", "panic", "hang"];
+    for (collective, how) in hows
+        .map(|how| ("all_gather", how))
+        .into_iter()
+        .chain(hows.map(|how| ("reduce_scatter", how)))
+    {
         let limit = if how == "hang" {
             Duration::from_secs(3)
         } else {
             LIMIT
         };
         let begun = Instant::now();
-        let failed = common::failing(2, limit, Sums::Nccl, |rank| {
+        let failed = common::failing(2, limit, Sums::Peers, |rank| {
             let (cuda, comm) = (&rank.cuda, &*rank.comm);
             let n = comm.world_size();
             let len = 1 << 22;
             let (source, dest) = (cuda.alloc::<u8>(len)?, cuda.alloc::<u8>(n * len)?);
             let ranges = tiling(&vec![len; n]);
-            let gather = || {
-                ordered(cuda, comm, || {
-                    comm.all_gather(&[GatherItem {
+            let grad = Source::Bf16(cuda.alloc(n * len)?);
+            let sums = cuda.alloc::<f32>(len)?;
+            let give = || {
+                ordered(cuda, comm, || match collective {
+                    "all_gather" => comm.all_gather(&[GatherItem {
                         source: &source,
                         dest: &dest,
                         ranges: &ranges,
-                    }])
+                    }]),
+                    _ => {
+                        let item = ReduceItem {
+                            grad: &grad,
+                            memory: 0,
+                            ranges: &ranges,
+                            out: &sums,
+                            accumulate: false,
+                        };
+                        comm.reduce_scatter(&[item], GradWire::Bf16)
+                    }
                 })
             };
-            gather()?;
+            give()?;
             cuda.synchronize()?;
             if comm.rank() == n - 1 {
                 thread::sleep(Duration::from_millis(300));
@@ -434,25 +455,25 @@ fn cuda_nccl_ends_everywhere_when_a_rank_fails() {
                     _ => thread::sleep(Duration::from_secs(8)),
                 }
             }
-            gather()?;
+            give()?;
             cuda.synchronize()?;
-            Ok(gather()?)
+            Ok(give()?)
         });
         let Some(failed) = failed else { return };
         let text = failed.to_string();
         let expected = if how == "hang" {
-            "all_gather is not done after 3."
+            &format!("{collective} is not done after 3.")
         } else {
             "planted"
         };
-        assert!(text.contains(expected), "{how}: {text}");
+        assert!(text.contains(expected), "{collective}, {how}: {text}");
         assert!(
             failed.others.iter().all(|(_, result)| result.is_err()),
-            "{how}"
+            "{collective}, {how}"
         );
         assert!(
             begun.elapsed() < Duration::from_secs(30),
-            "{how}: {:?}",
+            "{collective}, {how}: {:?}",
             begun.elapsed()
         );
     }

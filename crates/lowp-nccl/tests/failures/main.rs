@@ -398,7 +398,7 @@ mod cuda {
 
     fn run(name: &str, case: fn(&Place) -> Duration) {
         static JOINED: OnceLock<bool> = OnceLock::new();
-        let joined = || common::try_world(2, END, Sums::Nccl, |_| Ok(())).is_some();
+        let joined = || common::try_world(2, END, Sums::Peers, |_| Ok(())).is_some();
         let Some(devices) = common::devices(2).filter(|_| *JOINED.get_or_init(joined)) else {
             return;
         };

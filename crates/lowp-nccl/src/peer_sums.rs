@@ -1,0 +1,103 @@
+//! [`PeerSums`]: sums that the rank which owns them makes, in rank order, of what it reads in the memory of all ranks.
+
+use std::sync::Arc;
+
+use lowp_comm::{CommError, GradWire, ReduceItem, ReduceStaging, spanned};
+use lowp_kernels::{Backend, ConvertJob, Cuda, CudaPlan, FloatDtype, Source, Work};
+
+use crate::peers::{Launch, PARTS, Peers, THREADS};
+use crate::plans::run;
+use crate::raw::RankOf;
+use crate::staging::Staging;
+
+/// A planned batch.
+#[derive(Debug)]
+pub(crate) struct PeerSums {
+    /// Gradients to the dtype in which they are read.
+    convert: CudaPlan,
+    launches: Vec<Launch>,
+    /// What other ranks read, and where sums arrive.
+    memory: Vec<[Source<Cuda>; 2]>,
+}
+
+/// Bytes that a thread has of a tile in each part: `ROWS` of 16, as `cuda/sum_peers.cu`.
+const ROW_BYTES: usize = 4 * 16;
+
+impl PeerSums {
+    /// Of `items`, as this rank has them.
+    pub(crate) fn new(
+        cuda: &Cuda,
+        staging: &Staging,
+        items: &[ReduceItem<'_, Cuda>],
+        wire: GradWire,
+        RankOf { rank, world }: RankOf,
+    ) -> Result<Self, CommError> {
+        let (mut convert, mut launches, mut memory) = (vec![], vec![], vec![]);
+        let mut narrowed = 0;
+        for items in items.chunks(PARTS / world) {
+            let (mut entries, mut own, mut tiles) = (vec![], vec![], 0);
+            for item in items {
+                let elements = spanned(item.ranges);
+                let part = &item.ranges[rank];
+                let grad = item.grad.view(cuda, elements.clone())?;
+                let room = ReduceStaging::read_by_peers(grad.dtype(), wire, elements.len());
+                let read = match (grad, wire) {
+                    (Source::F32(grad), GradWire::Bf16) => {
+                        let place = narrowed..narrowed + elements.len();
+                        narrowed += room.narrow;
+                        let memory = staging.narrow.as_ref();
+                        let narrow = Staging::view(cuda, memory, FloatDtype::Bf16, place)?;
+                        convert.push(ConvertJob {
+                            from: Source::F32(grad),
+                            into: narrow.clone(),
+                        });
+                        narrow
+                    }
+                    (grad, _) => grad,
+                };
+                let bytes = read.dtype().bytes();
+                let offset = match part.is_empty() {
+                    true => 0,
+                    false => bytes * (part.start - elements.start),
+                };
+                tiles += (bytes * part.len()).div_ceil(ROW_BYTES * THREADS);
+                entries.extend([
+                    offset as u64,
+                    item.out.pointer(),
+                    part.len() as u64,
+                    tiles as u64,
+                    u64::from(read.dtype() == FloatDtype::Bf16) | u64::from(item.accumulate) << 32,
+                ]);
+                own.push(read.span(cuda).start as u64);
+                memory.push([read, Source::F32(item.out.clone())]);
+            }
+            let upload = |words: Vec<u64>| {
+                let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+                cuda.upload(&bytes)
+            };
+            launches.push(Launch {
+                items: upload(entries)?,
+                own: upload(own)?,
+                count: items.len(),
+                tiles,
+            });
+        }
+        Ok(Self {
+            convert: cuda.plan(Work::Convert(convert))?,
+            launches,
+            memory,
+        })
+    }
+
+    pub(crate) fn convert(&self, cuda: &Cuda) -> Result<(), CommError> {
+        run(cuda, &self.convert)
+    }
+
+    /// Adds, once all ranks have what is read.
+    pub(crate) fn add(&self, cuda: &Cuda, peers: &Arc<Peers>) -> Result<(), CommError> {
+        let mut launches = self.launches.iter();
+        Ok(launches.try_for_each(|launch| {
+            cuda.foreign_work(|| self.memory.clone(), |_| peers.launch(cuda, launch))
+        })?)
+    }
+}
