@@ -42,7 +42,6 @@ const UNITS: &[(&str, &Aligned<[u8]>)] = include!(concat!(env!("OUT_DIR"), "/ker
 /// One GPU of a group, on the stream of one communicator. Its kernels wait on the device for those of the other GPUs, which must be given as many.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    world: usize,
     library: CudaLibrary,
     sum: CudaFunction,
     group: CudaBuffer<u8>,
@@ -112,7 +111,6 @@ impl Peers {
         group.resize(3 + MOST, 0);
         let group: Vec<u8> = group.into_iter().flat_map(u64::to_le_bytes).collect();
         Ok(Some(Self {
-            world,
             sum,
             library,
             group: cuda.upload(&group)?,
@@ -149,11 +147,6 @@ impl Peers {
                     .launch(self.sum, [blocks, 1], [THREADS, 1], &mut words)
             }
         })
-    }
-
-    /// Ranks of the group.
-    pub(crate) fn world(&self) -> usize {
-        self.world
     }
 }
 
@@ -208,7 +201,9 @@ impl Stop {
                 let word =
                     unsafe { result::malloc_host(size_of::<AtomicU32>(), 0) }.map_err(failed)?;
                 let word = NonNull::new(word.cast::<AtomicU32>());
-                let word = word.ok_or_else(|| KernelError::no_memory::<u32>(1))?;
+                let word = word.ok_or(KernelError::NoHostMemory {
+                    bytes: size_of::<AtomicU32>(),
+                })?;
                 // SAFETY: the driver gives page-locked memory by whole pages.
                 unsafe { word.write(AtomicU32::new(0)) };
                 Ok::<_, KernelError>(word)
@@ -238,8 +233,9 @@ impl Stop {
 impl Drop for Stop {
     fn drop(&mut self) {
         let word = self.word.as_ptr().cast();
-        // SAFETY: allocated by `new`, freed once, after the work of the stream.
-        self.cuda
-            .free_foreign(|| drop(unsafe { result::free_host(word) }));
+        self.cuda.free_foreign(|| {
+            // SAFETY: allocated by `new`, freed once, after the work of the stream. Nobody is left to hear of an error.
+            let _freed = unsafe { result::free_host(word) };
+        });
     }
 }
