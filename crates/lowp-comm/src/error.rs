@@ -200,6 +200,15 @@ pub enum CommError {
         /// The number of both.
         memory: usize,
     },
+    /// A gradient that other GPUs were to read.
+    #[error(
+        "reduce_scatter, item {item}: the gradient lies in memory of the host or of another library, which other GPUs do not read; allocate it by `Backend::alloc`, or have NCCL send it (`Sums::Nccl`)"
+    )]
+    #[serde(skip)]
+    NotShared {
+        /// Which of the batch.
+        item: usize,
+    },
     /// Text that is no mesh.
     #[error(
         "'{text}' is not a mesh; write replicate x shard with both at least 1, for example 2x4 (1x4 shards over 4 ranks)"

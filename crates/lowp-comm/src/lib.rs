@@ -29,9 +29,9 @@ mod mesh;
 pub use call_log::{CallLog, CallNames, CallOrder, CompareAmong, digest};
 pub use comm::{
     Adder, Collective, Communicator, Counters, Direction, GatherItem, GradWire, HostComm,
-    LARGE_PIECE, LocalComm, Move, OwnedItem, OwnedPiece, RanksFailed, ReduceItem, ReduceStaging,
-    StagedGrad, Started, Traffic, UnevenRun, even, is_large, or_abort, ordered, run_comms,
-    run_ranks, run_ranks_on, spanned,
+    LARGE_PIECE, LocalComm, MAX_PEER_GPUS, Move, OwnedItem, OwnedPiece, RanksFailed, ReduceItem,
+    ReduceStaging, StagedGrad, Started, Traffic, UnevenRun, even, is_large, or_abort, ordered,
+    run_comms, run_ranks, run_ranks_on, spanned,
 };
 pub use control::{Control, Launch, MAX_ALL_GATHER, join, threads, without_backtraces};
 pub use error::{CommError, Departure};

@@ -1,5 +1,6 @@
 // Sums over the GPUs of one process: each adds, in rank order, the parts of its own elements where they lie in the memory of all GPUs.
-// The kernels of a group wait for each other twice: before they read, for the parts, and before they end, for those that read theirs.
+// GPUs wait for each other twice: before they read, for the parts, and afterwards for those that read theirs. Kernels of one block wait, so that
+// those that read are not in the way of others, nor of each other, while a GPU is late.
 #include <lowp/memory.cuh>
 
 #include "peers.cuh"
@@ -26,11 +27,13 @@ __device__ __forceinline__ uint4 load16_remote(uint64_t at) {
   return v;
 }
 
+__device__ bool is_stopped(const PeerGroup& group) { return *pointer<volatile uint32_t>(group.stop) != 0; }
+
 // Waits until `flag` is `run`. Whether it is; not where the group was stopped.
 __device__ bool wait(const PeerGroup& group, const uint64_t* flag, uint64_t run) {
   for (uint32_t spins = 0; acquire(flag) < run; ++spins) {
     if (spins % 64 == 63) {
-      if (*pointer<volatile uint32_t>(group.stop)) return false;
+      if (is_stopped(group)) return false;
       __nanosleep(200);
     }
   }
@@ -129,58 +132,70 @@ __device__ __forceinline__ void tile_of(const PeerItem& item, const uint64_t* pa
 
 using namespace lowp;
 
-// `items` has `count` sums, and `own` where this GPU's part of each begins.
+// One block: says where this GPU's part of each of `count` items begins and that they are there, and waits for those of all GPUs. `shape` says which
+// items they are: nothing is added where the GPUs have different ones, or the group was stopped.
 extern "C" __global__ void __launch_bounds__(PEER_THREADS)
-    sum_peers(const PeerGroup* group_at, const PeerItem* items, const uint64_t* own, uint64_t count) {
-  __shared__ uint64_t parts[PEER_PARTS];
-  __shared__ uint64_t run;
-  __shared__ uint32_t first, last, stopped;
+    peers_meet(const PeerGroup* group_at, const uint64_t* own, uint64_t count, uint64_t shape) {
+  __shared__ uint32_t skip;
   const PeerGroup& group = *group_at;
   const int world = int(group.world), rank = int(group.rank);
   Mailbox& mailbox = *pointer<Mailbox>(group.mailboxes[rank]);
-  if (threadIdx.x == 0) {
-    first = atomicAdd(&mailbox.started, 1) == 0;
-    run = *(volatile uint64_t*)&mailbox.runs + 1;
-    stopped = 0;
-  }
+  const uint64_t run = mailbox.runs + 1;
+  if (threadIdx.x == 0) skip = is_stopped(group);
   __syncthreads();
-  // Whichever block is first says where this GPU's parts begin, and that they are there.
-  if (first) {
+  if (!skip) {
     for (uint64_t i = threadIdx.x; i < count * world; i += PEER_THREADS) {
       pointer<Mailbox>(group.mailboxes[i % world])->parts[rank + world * (i / world)] = own[i / world];
     }
+    if (threadIdx.x < world) pointer<Mailbox>(group.mailboxes[threadIdx.x])->shapes[rank] = shape;
     __threadfence_system();
     __syncthreads();
-    if (threadIdx.x < world) release(&pointer<Mailbox>(group.mailboxes[threadIdx.x])->arrived[rank], run);
-  }
-  if (threadIdx.x < world && !wait(group, &mailbox.arrived[threadIdx.x], run)) stopped = 1;
-  __syncthreads();
-  if (!stopped) {
-    for (uint64_t i = threadIdx.x; i < count * world; i += PEER_THREADS) parts[i] = ((volatile uint64_t*)mailbox.parts)[i];
-    __syncthreads();
-    uint64_t item = 0, before = 0;
-    for (uint64_t tile = blockIdx.x;; tile += gridDim.x) {
-      while (item < count && tile >= items[item].tiles_end) before = items[item++].tiles_end;
-      if (item == count) break;
-      tile_of(items[item], parts + item * world, world, tile - before);
+    if (threadIdx.x < world) {
+      release(&pointer<Mailbox>(group.mailboxes[threadIdx.x])->arrived[rank], run);
+      bool arrived = wait(group, &mailbox.arrived[threadIdx.x], run);
+      if (!arrived || *(volatile uint64_t*)&mailbox.shapes[threadIdx.x] != shape) skip = 1;
     }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) mailbox.skip = skip;
+}
+
+// The sums of `count` items.
+extern "C" __global__ void __launch_bounds__(PEER_THREADS)
+    sum_peers(const PeerGroup* group_at, const PeerItem* items, uint64_t count) {
+  __shared__ uint64_t parts[PEER_PARTS];
+  const PeerGroup& group = *group_at;
+  const int world = int(group.world);
+  const Mailbox& mailbox = *pointer<Mailbox>(group.mailboxes[group.rank]);
+  if (mailbox.skip) return;
+  for (uint64_t i = threadIdx.x; i < count * world; i += PEER_THREADS) parts[i] = mailbox.parts[i];
+  __syncthreads();
+  uint64_t item = 0, before = 0;
+  for (uint64_t tile = blockIdx.x;; tile += gridDim.x) {
+    while (item < count && tile >= items[item].tiles_end) before = items[item++].tiles_end;
+    if (item == count) return;
+    tile_of(items[item], parts + item * world, world, tile - before);
+  }
+}
+
+// One block: says that this GPU has read, and waits until all have. What they read may be written or freed afterwards.
+extern "C" __global__ void __launch_bounds__(PEER_THREADS) peers_part(const PeerGroup* group_at) {
+  __shared__ uint32_t stopped;
+  const PeerGroup& group = *group_at;
+  const int world = int(group.world), rank = int(group.rank);
+  Mailbox& mailbox = *pointer<Mailbox>(group.mailboxes[rank]);
+  const uint64_t run = mailbox.runs + 1;
+  if (threadIdx.x == 0) stopped = is_stopped(group);
+  __syncthreads();
+  if (threadIdx.x < world && !stopped) {
+    __threadfence_system();
+    release(&pointer<Mailbox>(group.mailboxes[threadIdx.x])->done[rank], run);
+    if (!wait(group, &mailbox.done[threadIdx.x], run)) stopped = 1;
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
-    last = atomicAdd(&mailbox.finished, 1) == gridDim.x - 1;
-  }
-  __syncthreads();
-  // Whichever is last says that this GPU has read, and waits until all have: what they read may then be written again.
-  if (last) {
-    if (threadIdx.x < world && !stopped) {
-      release(&pointer<Mailbox>(group.mailboxes[threadIdx.x])->done[rank], run);
-      wait(group, &mailbox.done[threadIdx.x], run);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      mailbox.started = mailbox.finished = 0;
-      mailbox.runs = run;
-    }
+    // A GPU that was reading when the group was stopped reads on.
+    for (int i = 0; stopped && i < 10000; ++i) __nanosleep(1000);
+    mailbox.runs = run;
   }
 }

@@ -168,9 +168,12 @@ impl Batch {
         }
     }
 
-    /// Whether ranks send each other parts: not where they read them.
-    pub(crate) fn sends(&self) -> bool {
-        !matches!(self.even, EvenSums::Peers(..))
+    /// Sums of parts that ranks read and do not send.
+    pub(crate) fn of_peers(&self) -> Option<(&PeerSums, &Arc<Peers>)> {
+        match &self.even {
+            EvenSums::Peers(sums, peers) => Some((sums, peers)),
+            EvenSums::Library(_) | EvenSums::Receiver(_) => None,
+        }
     }
 
     /// What the sums of even parts use.
@@ -198,7 +201,7 @@ impl Batch {
         match &self.even {
             EvenSums::Library(sums) => run_if(cuda, sums.add.as_ref()),
             EvenSums::Receiver(parts) => parts.add(cuda),
-            EvenSums::Peers(sums, peers) => sums.add(cuda, peers),
+            EvenSums::Peers(..) => Ok(()),
         }
     }
 }

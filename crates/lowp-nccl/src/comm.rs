@@ -361,9 +361,12 @@ impl NcclComm {
         };
         let batch = ordered.batch(&self.cuda, items, wire, &method, of)?;
         batch.begin(&self.cuda)?;
-        if batch.sends() {
-            self.batch(|| batch.memory(), |calls| batch.send(calls))?;
+        if let (Some((sums, peers)), Some(raw)) = (batch.of_peers(), &self.raw) {
+            let given = raw.unless_ended(|| sums.add(&self.cuda, peers))?;
+            given.ok_or_else(|| self.ended())?;
+            return Ok(batch.traffic);
         }
+        self.batch(|| batch.memory(), |calls| batch.send(calls))?;
         batch.end(&self.cuda)?;
         if let Some(delivery) = &batch.delivery {
             self.batch(|| delivery.memory(), |calls| delivery.send(calls))?;

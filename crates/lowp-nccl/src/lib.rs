@@ -51,6 +51,8 @@ mod raw;
 #[cfg(feature = "cuda")]
 mod staging;
 #[cfg(feature = "cuda")]
+mod stop;
+#[cfg(feature = "cuda")]
 mod uneven;
 #[cfg(any(feature = "cuda", test))]
 mod watchdog;

@@ -1,11 +1,12 @@
 //! [`PeerSums`]: sums that the rank which owns them makes, in rank order, of what it reads in the memory of all ranks.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use lowp_comm::{CommError, GradWire, ReduceItem, ReduceStaging, spanned};
-use lowp_kernels::{Backend, ConvertJob, Cuda, CudaPlan, FloatDtype, Source, Work};
+use lowp_kernels::{Backend, ConvertJob, Cuda, CudaPlan, FloatDtype, KernelError, Source, Work};
 
-use crate::peers::{Launch, PARTS, Peers, THREADS};
+use crate::peers::{Launch, PARTS, Peers, THREADS, words};
 use crate::plans::run;
 use crate::raw::RankOf;
 use crate::staging::Staging;
@@ -20,7 +21,7 @@ pub(crate) struct PeerSums {
     memory: Vec<[Source<Cuda>; 2]>,
 }
 
-/// Bytes that a thread has of a tile in each part: `ROWS` of 16, as `cuda/sum_peers.cu`.
+/// Bytes of a part that a thread has of a tile: `ROWS` of 16, as `cuda/sum_peers.cu`.
 const ROW_BYTES: usize = 4 * 16;
 
 impl PeerSums {
@@ -34,9 +35,10 @@ impl PeerSums {
     ) -> Result<Self, CommError> {
         let (mut convert, mut launches, mut memory) = (vec![], vec![], vec![]);
         let mut narrowed = 0;
-        for items in items.chunks(PARTS / world) {
+        for (chunk, items) in items.chunks(PARTS / world).enumerate() {
             let (mut entries, mut own, mut tiles) = (vec![], vec![], 0);
-            for item in items {
+            let mut shape = DefaultHasher::new();
+            for (number, item) in items.iter().enumerate() {
                 let elements = spanned(item.ranges);
                 let part = &item.ranges[rank];
                 let grad = item.grad.view(cuda, elements.clone())?;
@@ -55,6 +57,11 @@ impl PeerSums {
                     }
                     (grad, _) => grad,
                 };
+                if !is_shareable(&read) {
+                    let item = chunk * (PARTS / world) + number;
+                    return Err(CommError::NotShared { item });
+                }
+                (item.ranges, read.dtype() == FloatDtype::Bf16).hash(&mut shape);
                 let bytes = read.dtype().bytes();
                 let offset = match part.is_empty() {
                     true => 0,
@@ -71,15 +78,12 @@ impl PeerSums {
                 own.push(read.span(cuda).start as u64);
                 memory.push([read, Source::F32(item.out.clone())]);
             }
-            let upload = |words: Vec<u64>| {
-                let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
-                cuda.upload(&bytes)
-            };
             launches.push(Launch {
-                items: upload(entries)?,
-                own: upload(own)?,
+                items: cuda.upload(&words(entries))?,
+                own: cuda.upload(&words(own))?,
                 count: items.len(),
                 tiles,
+                shape: shape.finish(),
             });
         }
         Ok(Self {
@@ -94,10 +98,18 @@ impl PeerSums {
     }
 
     /// Adds, once all ranks have what is read.
-    pub(crate) fn add(&self, cuda: &Cuda, peers: &Arc<Peers>) -> Result<(), CommError> {
-        let mut launches = self.launches.iter();
-        Ok(launches.try_for_each(|launch| {
-            cuda.foreign_work(|| self.memory.clone(), |_| peers.launch(cuda, launch))
-        })?)
+    pub(crate) fn add(&self, cuda: &Cuda, peers: &Arc<Peers>) -> Result<(), KernelError> {
+        cuda.foreign_work(
+            || self.memory.clone(),
+            |_| peers.launch(cuda, &self.launches),
+        )
+    }
+}
+
+/// Whether other GPUs can read it.
+fn is_shareable(values: &Source<Cuda>) -> bool {
+    match values {
+        Source::F32(values) => values.is_shareable(),
+        Source::Bf16(values) => values.is_shareable(),
     }
 }

@@ -2,35 +2,31 @@
 
 #![expect(
     unsafe_code,
-    reason = "launches a kernel that reads and writes memory of other GPUs"
+    reason = "launches kernels that read and write memory of other GPUs"
 )]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use cudarc::driver::result;
-use lowp_comm::{CommError, Control};
+use lowp_comm::{CommError, Control, MAX_PEER_GPUS};
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaFunction, CudaLibrary, KernelError};
 
 use crate::raw::RankOf;
+use crate::stop::Stop;
 
-/// Most GPUs of a group; as `cuda/include/peers.cuh`.
-const MOST: usize = 16;
-
-/// Most items of a launch, times GPUs; as there.
+/// Most items of a launch, times GPUs; as `cuda/include/peers.cuh`, which has `MAX_PEER_GPUS` as `PEER_MOST`.
 pub(crate) const PARTS: usize = 2048;
 
 /// Threads of a block; as there.
 pub(crate) const THREADS: usize = 256;
 
 /// Bytes of `Mailbox` there.
-const MAILBOX: usize = 16 + 16 * MOST + 8 * PARTS;
+const MAILBOX: usize = 16 + 24 * MAX_PEER_GPUS + 8 * PARTS;
 
-/// Blocks of a launch: enough to load as fast as NVLink gives, and few enough to leave most of the GPU to other work.
-const BLOCKS: usize = 64;
+/// Most blocks that read: enough for what NVLink gives, as few as NCCL has.
+const BLOCKS: usize = 32;
 
 /// Bytes where the driver may read words.
 #[repr(C, align(16))]
@@ -39,23 +35,33 @@ struct Aligned<B: ?Sized>(B);
 /// Name and image of the `.cu` file. Empty in a program that was built with `LOWP_CUDA_KERNELS=none`.
 const UNITS: &[(&str, &Aligned<[u8]>)] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// One GPU of a group, on the stream of one communicator. Its kernels wait on the device for those of the other GPUs, which must be given as many.
+/// One GPU of a group, for one communicator. All ranks give it the same sums in the same order, graphs included.
 #[derive(Debug)]
 pub(crate) struct Peers {
+    /// Of the highest priority, as a late sum keeps other GPUs waiting.
+    cuda: Cuda,
+    /// Dropped before what follows: it waits for its kernels.
     library: CudaLibrary,
+    meet: CudaFunction,
     sum: CudaFunction,
+    part: CudaFunction,
     group: CudaBuffer<u8>,
-    mailbox: CudaBuffer<u8>,
+    /// What all GPUs write.
+    _mailboxes: Vec<Arc<Shared>>,
     stop: Arc<Stop>,
 }
 
-/// Sums that the kernel makes in one launch.
+/// Sums that are made at once.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
+    /// `PeerItem` of each.
     pub(crate) items: CudaBuffer<u8>,
+    /// Where this GPU's part of each begins.
     pub(crate) own: CudaBuffer<u8>,
     pub(crate) count: usize,
     pub(crate) tiles: usize,
+    /// A digest of what all ranks have in common of the items.
+    pub(crate) shape: u64,
 }
 
 impl Peers {
@@ -65,56 +71,62 @@ impl Peers {
             rank: control.rank(),
             world: control.world_size(),
         };
-        if of.world > MOST {
+        if of.world > MAX_PEER_GPUS {
             return Ok(None);
         }
-        let mailbox: CudaBuffer<u8> = cuda.alloc(MAILBOX)?;
-        // Others write it as soon as they know of it.
-        cuda.synchronize()?;
-        let given = [process(), cuda.ordinal() as u64, mailbox.pointer()];
-        let given = given.into_iter().flat_map(u64::to_le_bytes).collect();
-        let all = control.all_gather("the GPUs of a process", given)?;
-        let all: Vec<[u64; 3]> = all.iter().map(|given| words(given)).collect();
-        let ordinals: BTreeSet<u64> = all.iter().map(|&[_, ordinal, _]| ordinal).collect();
-        if ordinals.len() < of.world || all.iter().any(|&[other, ..]| other != process()) {
+        let given = words([process(), cuda.ordinal() as u64]);
+        let all = control.all_gather("the GPUs of a process", given.clone())?;
+        let (first, places): (BTreeSet<_>, BTreeSet<_>) =
+            all.iter().map(|given| given.split_at(8)).unzip();
+        if first.len() > 1 || places.len() < of.world {
             return Ok(None);
         }
-        let mailboxes = all.iter().map(|&[_, _, mailbox]| mailbox);
-        let opened = Self::open(cuda, &ordinals, mailboxes, of, mailbox);
+        let own = Registered::new(Shared::new(cuda, of.rank)?);
+        let ids = control.all_gather("the mailboxes of GPUs", words([own.0]))?;
+        let opened = Self::open(cuda, of, &ids);
         let code = u8::from(!matches!(opened, Ok(Some(_))));
         let failed = control.first_failed("whether GPUs reach each other", code)?;
-        match failed {
-            None => Ok(opened?),
-            Some(_) => opened.map(|_| None).map_err(CommError::from),
-        }
+        Ok(opened?.filter(|_| failed.is_none()))
     }
 
+    /// Of the GPUs whose numbers are `ids`.
     fn open(
         cuda: &Cuda,
-        ordinals: &BTreeSet<u64>,
-        mailboxes: impl Iterator<Item = u64>,
         RankOf { rank, world }: RankOf,
-        mailbox: CudaBuffer<u8>,
+        ids: &[Vec<u8>],
     ) -> Result<Option<Self>, KernelError> {
-        let others = ordinals.iter().map(|&ordinal| ordinal as usize);
+        let shared = registry();
+        let mailboxes = ids.iter().map(|id| shared.get(id.as_slice()).cloned());
+        let mailboxes: Option<Vec<Arc<Shared>>> = mailboxes.collect();
+        drop(shared);
+        let Some(mailboxes) = mailboxes else {
+            return Ok(None);
+        };
+        let Some(stop) = mailboxes[0].stop.clone() else {
+            return Ok(None);
+        };
+        let others = mailboxes.iter().filter_map(|of| of.mailbox.ordinal());
         let others: Vec<usize> = others.filter(|&other| other != cuda.ordinal()).collect();
         if !cuda.share_memory_with(&others)? {
             return Ok(None);
         }
+        let mut group = vec![rank as u64, world as u64, stop.pointer()];
+        group.extend(mailboxes.iter().map(|of| of.mailbox.pointer()));
+        group.resize(3 + MAX_PEER_GPUS, 0);
+        let group = cuda.upload(&words(group))?;
+        let cuda = cuda.fork_with_priority()?;
         let images = UNITS.iter().map(|(name, image)| (*name, &image.0));
         // SAFETY: each image is a whole fat binary, made by nvcc.
-        let library = unsafe { CudaLibrary::load(cuda, images) }?;
-        let sum = library.function("sum_peers", "sum_peers")?;
-        let stop = Arc::new(Stop::new(cuda)?);
-        let mut group = vec![rank as u64, world as u64, stop.word.as_ptr() as u64];
-        group.extend(mailboxes);
-        group.resize(3 + MOST, 0);
-        let group: Vec<u8> = group.into_iter().flat_map(u64::to_le_bytes).collect();
+        let library = unsafe { CudaLibrary::load(&cuda, images) }?;
+        let function = |name| library.function("sum_peers", name);
         Ok(Some(Self {
-            sum,
+            meet: function("peers_meet")?,
+            sum: function("sum_peers")?,
+            part: function("peers_part")?,
+            cuda,
             library,
-            group: cuda.upload(&group)?,
-            mailbox,
+            group,
+            _mailboxes: mailboxes,
             stop,
         }))
     }
@@ -124,38 +136,90 @@ impl Peers {
         &self.stop
     }
 
-    /// Gives the stream of `cuda`, which is always the same, the sums of `launch`: they follow the work that other GPUs gave their streams before their launch
-    /// of the same sums, and later work of those follows this GPU's reads.
+    /// Gives the stream of `cuda` these sums. They follow what other GPUs were given before the same sums, and what those are given later follows this GPU's reads.
     pub(crate) fn launch(
         self: &Arc<Self>,
         cuda: &Cuda,
-        launch: &Launch,
+        launches: &[Launch],
     ) -> Result<(), KernelError> {
-        let blocks = launch.tiles.clamp(1, BLOCKS);
-        let mut words = [
-            self.group.pointer(),
-            launch.items.pointer(),
-            launch.own.pointer(),
-            launch.count as u64,
-        ];
-        let memory = || (Arc::clone(self), launch.clone());
-        cuda.foreign_work(memory, |_| {
-            // SAFETY: the parameters are those of the kernel; this GPU's memory is freed after the work of its streams, which ends after
-            // the reads of the other GPUs, and theirs after this one's.
-            unsafe {
-                self.library
-                    .launch(self.sum, [blocks, 1], [THREADS, 1], &mut words)
+        self.cuda.wait_for(cuda)?;
+        let group = self.group.pointer();
+        let memory = || (Arc::clone(self), launches.to_vec());
+        self.cuda.foreign_work(memory, |_| {
+            let give = |function, blocks, threads, words: &mut [u64]| {
+                // SAFETY: the parameters are those of the kernel. This GPU's memory is freed after the work of its streams, which ends after the
+                // reads and writes of all GPUs, and mailboxes after those of the last one.
+                unsafe {
+                    self.library
+                        .launch(function, [blocks, 1], [threads, 1], words)
+                }
+            };
+            for launch in launches {
+                let (items, own) = (launch.items.pointer(), launch.own.pointer());
+                let count = launch.count as u64;
+                give(
+                    self.meet,
+                    1,
+                    THREADS,
+                    &mut [group, own, count, launch.shape],
+                )?;
+                let blocks = launch.tiles.clamp(1, BLOCKS);
+                give(self.sum, blocks, THREADS, &mut [group, items, count])?;
+                give(self.part, 1, THREADS, &mut [group])?;
             }
+            Ok::<_, KernelError>(())
+        })?;
+        cuda.wait_for(&self.cuda)
+    }
+}
+
+/// What the GPUs of a group have in common.
+#[derive(Debug)]
+struct Shared {
+    mailbox: CudaBuffer<u8>,
+    /// That of the first rank is the one that all look at.
+    stop: Option<Arc<Stop>>,
+}
+
+impl Shared {
+    fn new(cuda: &Cuda, rank: usize) -> Result<Self, KernelError> {
+        let mailbox = cuda.alloc(MAILBOX)?;
+        // Others write it as soon as they know of it.
+        cuda.synchronize()?;
+        let stop = (rank == 0).then(|| Stop::new(cuda).map(Arc::new));
+        Ok(Self {
+            mailbox,
+            stop: stop.transpose()?,
         })
     }
 }
 
-impl Drop for Peers {
+/// What ranks show each other, by the bytes of a number.
+type Registry = BTreeMap<Vec<u8>, Arc<Shared>>;
+
+fn registry() -> MutexGuard<'static, Registry> {
+    static REGISTRY: Mutex<Registry> = Mutex::new(BTreeMap::new());
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The number of what a rank shows, until it is dropped.
+#[derive(Debug)]
+struct Registered(u64);
+
+impl Registered {
+    fn new(shared: Shared) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        registry().insert(words([number]), Arc::new(shared));
+        Self(number)
+    }
+}
+
+impl Drop for Registered {
     fn drop(&mut self) {
-        // Kernels of other GPUs may write it after they were stopped.
-        if self.stop.is_set() || std::thread::panicking() {
-            std::mem::forget(self.mailbox.clone());
-        }
+        let removed = registry().remove(&words([self.0]));
+        // Memory is freed without the lock.
+        drop(removed);
     }
 }
 
@@ -165,77 +229,7 @@ fn process() -> u64 {
     *PROCESS.get_or_init(|| RandomState::new().build_hasher().finish())
 }
 
-/// Three words of a rank.
-fn words(bytes: &[u8]) -> [u64; 3] {
-    let mut words = [0; 3];
-    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-        let mut eight = [0; 8];
-        eight.copy_from_slice(bytes);
-        *word = u64::from_le_bytes(eight);
-    }
-    words
-}
-
-/// A word of the host that waiting kernels look at.
-#[derive(Debug)]
-pub(crate) struct Stop {
-    cuda: Cuda,
-    word: NonNull<AtomicU32>,
-}
-
-// SAFETY: the word is atomic, and stays where it is until the last handle is dropped.
-unsafe impl Send for Stop {}
-// SAFETY: as above.
-unsafe impl Sync for Stop {}
-
-impl Stop {
-    fn new(cuda: &Cuda) -> Result<Self, KernelError> {
-        let word = cuda.foreign_work(
-            || (),
-            |_| {
-                let failed = |error: result::DriverError| KernelError::Device {
-                    call: "cuMemHostAlloc",
-                    why: error.to_string(),
-                };
-                // SAFETY: the memory is written before anything reads it, and freed by `drop`.
-                let word =
-                    unsafe { result::malloc_host(size_of::<AtomicU32>(), 0) }.map_err(failed)?;
-                let word = NonNull::new(word.cast::<AtomicU32>());
-                let word = word.ok_or(KernelError::NoHostMemory {
-                    bytes: size_of::<AtomicU32>(),
-                })?;
-                // SAFETY: the driver gives page-locked memory by whole pages.
-                unsafe { word.write(AtomicU32::new(0)) };
-                Ok::<_, KernelError>(word)
-            },
-        )?;
-        Ok(Self {
-            cuda: cuda.clone(),
-            word,
-        })
-    }
-
-    fn word(&self) -> &AtomicU32 {
-        // SAFETY: written by `new`, freed by `drop`.
-        unsafe { self.word.as_ref() }
-    }
-
-    /// Ends kernels that wait, and those that begin.
-    pub(crate) fn set(&self) {
-        self.word().store(1, Ordering::SeqCst);
-    }
-
-    fn is_set(&self) -> bool {
-        self.word().load(Ordering::SeqCst) != 0
-    }
-}
-
-impl Drop for Stop {
-    fn drop(&mut self) {
-        let word = self.word.as_ptr().cast();
-        self.cuda.free_foreign(|| {
-            // SAFETY: allocated by `new`, freed once, after the work of the stream. Nobody is left to hear of an error.
-            let _freed = unsafe { result::free_host(word) };
-        });
-    }
+/// Words as a GPU has them.
+pub(crate) fn words(words: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    words.into_iter().flat_map(u64::to_le_bytes).collect()
 }

@@ -5,7 +5,7 @@
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use cudarc::nccl::sys;
 use half::bf16;
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, Element, KernelError};
 
-use crate::peers::Stop;
+use crate::stop::{Stop, Stops};
 use crate::watchdog::{Group, Point};
 
 /// Bytes of the value by which ranks find each other.
@@ -125,35 +125,6 @@ pub(crate) struct Raw {
     stops: Arc<Stops>,
     /// Communicators that use it. Graphs and the watchdog hold it, too.
     users: AtomicUsize,
-}
-
-/// Kernels that an abort stops.
-#[derive(Debug, Default)]
-struct Stops(Mutex<StopList>);
-
-#[derive(Debug, Default)]
-struct StopList {
-    alive: Vec<Weak<Stop>>,
-    /// Whether they were stopped.
-    set: bool,
-}
-
-impl Stops {
-    fn add(&self, stop: &Arc<Stop>) {
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if list.set {
-            stop.set();
-        }
-        list.alive.retain(|stop| stop.strong_count() > 0);
-        list.alive.push(Arc::downgrade(stop));
-    }
-
-    fn set(&self) {
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        list.set = true;
-        let alive = list.alive.iter().filter_map(Weak::upgrade);
-        alive.for_each(|stop| stop.set());
-    }
 }
 
 fn failed(call: &'static str) -> impl FnOnce(NcclError) -> KernelError {
@@ -295,6 +266,19 @@ impl Raw {
 
     fn lock(&self) -> MutexGuard<'_, Handle> {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has `give` give work that waits for the other ranks, unless the group was aborted: `None` then.
+    pub(crate) fn unless_ended(
+        &self,
+        give: impl FnOnce() -> Result<(), KernelError>,
+    ) -> Result<Option<()>, KernelError> {
+        // An abort that comes meanwhile waits for the lock, and then stops what was given.
+        let _handle = self.lock();
+        match self.ended.load(Ordering::SeqCst) {
+            true => Ok(None),
+            false => give().map(Some),
+        }
     }
 
     /// Gives `calls` to the stream of `cuda` as one operation. `memory` is what they use. `None`: the group was aborted.

@@ -39,6 +39,8 @@ pub(crate) struct Setup {
     pub(crate) tokens: Option<Arc<Mixture>>,
     /// Where it runs; ranks that are threads have this GPU and those that follow.
     pub(crate) device: Device,
+    /// Whether ranks are processes that a launcher started.
+    pub(crate) is_launched: bool,
 }
 
 impl Setup {
@@ -63,6 +65,7 @@ impl Setup {
             folder,
             tokens,
             device: args.device,
+            is_launched: launch.is_some(),
         };
         setup.check_memory(launch)?;
         for note in setup.check_runs()? {

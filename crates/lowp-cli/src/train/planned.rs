@@ -5,6 +5,7 @@ use super::checks::sequences_at_once;
 use super::config::Setup;
 use crate::device::Device;
 use crate::usage::UsageError;
+use lowp_comm::MAX_PEER_GPUS;
 use lowp_fsdp::VarPlace;
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
 use lowp_train::{Model, machine};
@@ -123,6 +124,7 @@ pub(super) fn costs(
         recompute: config.recompute,
         vars: VarPlace::Backend,
         prefetch: !args.sharded.no_prefetch,
+        peer_reads: !setup.is_launched && config.mesh.shard <= MAX_PEER_GPUS,
         ..CostConfig::default()
     };
     let batch = MicroBatch {

@@ -23,7 +23,7 @@ pub use owned::{Direction, OwnedItem, OwnedPiece};
 pub use ranks::{RanksFailed, run_comms, run_ranks, run_ranks_on};
 pub use staging::{ReduceStaging, StagedGrad};
 pub use traffic::{Counters, Traffic};
-pub use uneven::{Adder, Move, UnevenRun, spanned};
+pub use uneven::{Adder, MAX_PEER_GPUS, Move, UnevenRun, spanned};
 
 /// Pieces from this many bytes on are large. Between GPUs they are exchanged apart from smaller ones of the same batch: in one NCCL group
 /// both would take up to 1.3 times as long.

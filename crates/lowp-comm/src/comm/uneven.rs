@@ -23,6 +23,9 @@ const LEAST_PART: usize = 4096;
 /// Most ranks that one gets its sums from, each of which takes memory of the library.
 const MOST_PEERS: usize = 128;
 
+/// Most GPUs of a group that read each other's gradients ([`Adder::Reader`]).
+pub const MAX_PEER_GPUS: usize = 16;
+
 /// Who adds the gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adder {

@@ -123,7 +123,7 @@ impl<'a> Buckets<'a> {
 
 fn adder(config: &CostConfig) -> Adder {
     match config.grad_wire {
-        _ if config.ranks_read_peers() => Adder::Reader,
+        _ if config.peer_reads && config.mesh.shard > 1 => Adder::Reader,
         GradWire::F32 => Adder::Library,
         GradWire::Bf16 => Adder::Receiver,
     }

@@ -61,6 +61,8 @@ pub struct CostConfig {
     pub vars: VarPlace,
     /// Whether a device gathers the weights of a block while the one before it runs.
     pub prefetch: bool,
+    /// Whether the ranks that share gradients are GPUs that read each other's, so that no memory takes what arrives.
+    pub peer_reads: bool,
     /// Micro-batches of a step.
     pub accumulate: usize,
     /// Whether gradients are reduced in every micro-batch, not added on the rank until the last one.
@@ -83,6 +85,7 @@ impl Default for CostConfig {
             offload: false,
             vars: VarPlace::Host,
             prefetch: false,
+            peer_reads: false,
             accumulate: 1,
             reduce_every_micro_batch: false,
             recompute: false,
@@ -91,11 +94,6 @@ impl Default for CostConfig {
 }
 
 impl CostConfig {
-    /// Whether ranks read each other's gradients: GPUs of one node, where they are taken to be of one process, as those of `lowp train` are.
-    pub(super) fn ranks_read_peers(&self) -> bool {
-        self.vars == VarPlace::Backend && self.mesh.shard > 1 && self.mesh.world() <= self.per_node
-    }
-
     /// What the rule keeps beside the masters, in words.
     pub(super) fn states(&self) -> &'static str {
         use StateDtype::{Bf16, F32, Fp8};

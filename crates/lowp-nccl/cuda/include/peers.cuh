@@ -15,10 +15,12 @@ constexpr int PEER_PARTS = 2048;
 struct Mailbox {
   // Launches that ended.
   uint64_t runs;
-  // Blocks of this launch that began and ended.
-  uint32_t started, finished;
+  // Whether this one adds nothing.
+  uint64_t skip;
   // The last launch for which the parts of a GPU are there, and the last in which it has read.
   uint64_t arrived[PEER_MOST], done[PEER_MOST];
+  // Which items a GPU has.
+  uint64_t shapes[PEER_MOST];
   // Where the part of an item begins that a GPU has: [item][GPU].
   uint64_t parts[PEER_PARTS];
 };
@@ -44,7 +46,7 @@ struct PeerItem {
   uint32_t accumulate;
 };
 
-static_assert(sizeof(Mailbox) == 16 + 16 * PEER_MOST + 8 * PEER_PARTS);
+static_assert(sizeof(Mailbox) == 16 + 24 * PEER_MOST + 8 * PEER_PARTS);
 static_assert(sizeof(PeerGroup) == 24 + 8 * PEER_MOST);
 static_assert(sizeof(PeerItem) == 40);
 

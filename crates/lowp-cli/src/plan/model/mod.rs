@@ -17,7 +17,7 @@ use crate::usage::{UsageError, input_error};
 use anyhow::Result;
 use clap::ValueEnum;
 use layers::Model;
-use lowp_comm::{GradWire, Mesh};
+use lowp_comm::{GradWire, MAX_PEER_GPUS, Mesh};
 use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Code, check_layer, layer_error};
 use lowp_fsdp::VarPlace;
@@ -144,6 +144,7 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
     ])?;
     let sharding = args.sharded.sharding;
     let reshard = train::reshard(args.sharded.reshard_after_forward, sharding, mesh.shard)?;
+    let on_devices = matches!(args.device, Device::Cuda(_));
     Ok(CostConfig {
         mesh,
         per_node: args.ranks_per_node,
@@ -153,11 +154,14 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
         rule: args.sharded.optimizer.rule(),
         state: state(args)?,
         offload: args.sharded.offload_optimizer,
-        vars: match args.device {
-            Device::Cuda(_) => VarPlace::Backend,
-            Device::Cpu => VarPlace::Host,
+        vars: match on_devices {
+            true => VarPlace::Backend,
+            false => VarPlace::Host,
         },
         prefetch: !args.sharded.no_prefetch,
+        peer_reads: on_devices
+            && mesh.world() <= args.ranks_per_node
+            && mesh.shard <= MAX_PEER_GPUS,
         accumulate: args.sharded.accumulate,
         reduce_every_micro_batch: args.sharded.reduce_every_micro_batch,
         recompute: args.sharded.recompute,
