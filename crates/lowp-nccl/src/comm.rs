@@ -21,11 +21,11 @@ use crate::watchdog::{self, Group as _};
 
 type Watchdog = watchdog::Watchdog<Raw, CudaEvent>;
 
-/// One rank of a group of GPUs, whose data NCCL moves. Every call only enqueues.
+/// One rank of a group of GPUs, whose data NCCL moves. Every call only enqueues; the first reduction of a group first asks the other ranks where they are.
 ///
 /// Pieces go straight to where they belong, without staging. A batch is one NCCL group, or two where it has large and small
-/// pieces. Gradients that travel in bfloat16
-/// are added in f32 by the rank that receives the sum, in rank order; those in f32 as [`Sums`] says. Where ranks own uneven parts of gradients, each
+/// pieces. Gradients are added as [`Sums`] says: by GPUs of one process where they lie in each other's memory, which needs no NCCL. Elsewhere those that travel in bfloat16
+/// are added in f32 by the rank that receives the sum, in rank order, and where ranks own uneven parts of gradients, each
 /// first gets the sums of an even part, and passes them on to their owners ([`lowp_comm::UnevenRun`]).
 /// A group of one rank copies, and needs no NCCL. A split takes NCCL's own (2.18 and later); a group of the same ranks in the same order has
 /// the same one.
@@ -37,7 +37,8 @@ type Watchdog = watchdog::Watchdog<Raw, CudaEvent>;
 ///
 /// # Memory
 /// Reductions are planned for the buffers that they are of, and the last 4096 plans keep theirs: give gradients in buffers that are
-/// used again, as gradient buckets does. A graph can capture a reduction that adds or passes on sums once it was made before.
+/// used again, as gradient buckets does. A graph can capture a reduction once it was made before. All ranks launch such graphs, and give other reductions of the
+/// same communicator, in one order, each after the one before.
 #[derive(Debug)]
 pub struct NcclComm {
     /// Dropped first: its thread holds the control, too, and is to be gone before the last handle of that.

@@ -25,8 +25,8 @@ pub(crate) const THREADS: usize = 256;
 /// Bytes of `Mailbox` there.
 const MAILBOX: usize = 16 + 24 * MAX_PEER_GPUS + 8 * PARTS;
 
-/// Most blocks that read: enough for what NVLink gives, as few as NCCL has.
-const BLOCKS: usize = 32;
+/// Most blocks that read, times GPUs: what is on its way from all others together is enough for NVLink, and more of it is slower.
+const BLOCKS: usize = 128;
 
 /// Bytes where the driver may read words.
 #[repr(C, align(16))]
@@ -49,6 +49,8 @@ pub(crate) struct Peers {
     /// What all GPUs write.
     _mailboxes: Vec<Arc<Shared>>,
     stop: Arc<Stop>,
+    /// Most blocks that read.
+    blocks: usize,
 }
 
 /// Sums that are made at once.
@@ -128,6 +130,7 @@ impl Peers {
             group,
             _mailboxes: mailboxes,
             stop,
+            blocks: BLOCKS / world,
         }))
     }
 
@@ -163,7 +166,7 @@ impl Peers {
                     THREADS,
                     &mut [group, own, count, launch.shape],
                 )?;
-                let blocks = launch.tiles.clamp(1, BLOCKS);
+                let blocks = launch.tiles.clamp(1, self.blocks);
                 give(self.sum, blocks, THREADS, &mut [group, items, count])?;
                 give(self.part, 1, THREADS, &mut [group])?;
             }

@@ -110,7 +110,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     };
     if args.ranks.is_none() && (args.sums.is_some() || args.min_ctas.is_some()) {
         return Err(input_error(
-            "--sums and --min-ctas configure NCCL between GPUs; add --ranks N, or leave them out",
+            "--sums and --min-ctas configure what moves data between GPUs; add --ranks N, or leave them out",
         ));
     }
     if args.ranks.is_none() && args.offload_optimizer {
