@@ -527,19 +527,12 @@ impl Saver {
         step: Option<u64>,
         own: Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        let mut failed = [f64::from(own.is_err())];
-        self.control.sum(&mut failed)?;
-        if failed == [0.0] {
-            return Ok(());
-        }
-        let why = own.as_ref().err().map(ToString::to_string);
-        let why = why.unwrap_or_default().into_bytes();
-        let all = self.control.all_gather(what, why)?;
+        let error = own.as_ref().err();
+        let first = self
+            .control
+            .first_error(what, error.map(|error| error as _))?;
         own?;
-        let failed = all.iter().position(|text| !text.is_empty());
-        failed.map_or(Ok(()), |rank| {
-            let why = String::from_utf8_lossy(&all[rank]).into_owned();
-            let rank = self.control.members()[rank];
+        first.map_or(Ok(()), |(rank, why)| {
             Err(match step {
                 Some(step) => CheckpointError::NotSaved { step, rank, why },
                 None => CheckpointError::OtherRank { rank, why },

@@ -284,18 +284,14 @@ where
 
     /// What this rank found to resume from, where no rank has an error; else that of the first, which is one of the input. Collective.
     fn all_or<T>(&self, own: Result<T, TrainError>) -> Result<T, TrainError> {
-        let control = self.comm.control();
-        if self.sum(f64::from(own.is_err()))? == 0.0 {
-            return own;
-        }
         let why = own.as_ref().err().map(TrainError::chain);
-        let why = why.unwrap_or_default().into_bytes();
-        let all = control.all_gather("why there is nothing to resume", why)?;
+        let control = self.comm.control();
+        let first = control.first_error(
+            "why there is nothing to resume",
+            why.as_ref().map(|why| why as _),
+        )?;
         let own = own?;
-        let failed = all.iter().zip(control.members());
-        let mut failed = failed.filter(|(why, _)| !why.is_empty());
-        failed.next().map_or(Ok(own), |(why, &rank)| {
-            let why = String::from_utf8_lossy(why).into_owned();
+        first.map_or(Ok(own), |(rank, why)| {
             Err(unreadable(CheckpointError::OtherRank { rank, why }))
         })
     }

@@ -3,7 +3,7 @@
 //! Small values, agreement, and failure. Ranks are threads of one process, or processes that speak TCP
 //! ([`join`]). Device data goes through a [`Communicator`](crate::Communicator).
 
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -136,6 +136,30 @@ impl dyn Control + '_ {
         let code = |code: &Vec<u8>| code.first().copied().filter(|code| *code != 0);
         let mut failed = codes.iter().zip(self.members());
         Ok(failed.find_map(|(own, &rank)| Some((rank, code(own)?))))
+    }
+
+    /// The first rank that gives an error, as it counts in the world, and its text; none where no rank does, and then one number of each
+    /// travels. Collective.
+    ///
+    /// # Errors
+    /// As the trait says.
+    pub fn first_error(
+        &self,
+        what: &str,
+        own: Option<&dyn Display>,
+    ) -> Result<Option<(usize, String)>, CommError> {
+        let mut errors = [f64::from(own.is_some())];
+        self.sum(&mut errors)?;
+        if errors == [0.0] {
+            return Ok(None);
+        }
+        // An error without a text is one, too.
+        let text = own.map_or_else(Vec::new, |error| format!("{error}\n").into_bytes());
+        let all = self.all_gather(what, text)?;
+        let mut given = all.iter().zip(self.members());
+        Ok(given
+            .find(|(text, _)| !text.is_empty())
+            .map(|(text, &rank)| (rank, String::from_utf8_lossy(text).trim_end().to_owned())))
     }
 
     /// Checks that all ranks give the same `description` of `what`. Only a digest of it travels while they

@@ -130,6 +130,23 @@ fn the_first_rank_that_failed_is_known_to_all() {
     assert_eq!(found, [None, Some((2, 7)), Some((2, 7))]);
 }
 
+/// So is what it says, where any says something.
+#[test]
+fn the_first_error_is_known_to_all() {
+    for (texts, expected) in [
+        ([None; 3], None),
+        ([None, Some("no file"), Some("")], Some((1, "no file"))),
+        ([Some(""), None, None], Some((0, ""))),
+    ] {
+        let found = ranks_everywhere(3, |rank, comm| {
+            let own = texts[rank].as_ref().map(|text| text as _);
+            comm.control().first_error("what ranks found", own)
+        });
+        let expected = expected.map(|(rank, why)| (rank, why.to_owned()));
+        assert_eq!(found, [&expected; 3].map(Clone::clone));
+    }
+}
+
 /// More sets of ranks than texts travel: the others are named by their digests.
 #[test]
 fn only_a_few_texts_of_ranks_that_differ_travel() {
