@@ -45,7 +45,8 @@ class Products(unittest.TestCase):
             "contiguous values of bfloat16": [lambda: forward(token, bias.repeat(2)[::2])],
             "not contiguous": [lambda: backward(codes.t().contiguous().t(), scale)],
             "not on a GPU": [lambda: backward(codes.cpu(), scale), lambda: backward(codes, scale.cpu())],
-            "codes of FP8": [lambda: backward(codes.view(torch.uint8), scale), lambda: backward(codes, scale.half())],
+            "codes of FP8": [lambda: backward(codes.view(torch.uint8), scale), lambda: backward(codes, scale.bfloat16())],
+            "bfloat16, float32 or codes": [lambda: backward(codes, scale.half())],
         }
         for message, calls in wrong.items():
             for index, call in enumerate(calls):

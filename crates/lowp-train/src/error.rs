@@ -352,6 +352,9 @@ pub enum TrainError {
     /// Data that cannot be read, or not be trained on.
     #[error("{0}")]
     Data(String),
+    /// Data that cannot be read any more, in a run that read it before.
+    #[error("{0}")]
+    DataOfRun(String),
     /// Weights that are not those of the network.
     #[error("{0}")]
     Pretrained(String),
@@ -443,7 +446,8 @@ impl TrainError {
     pub fn is_input(&self) -> bool {
         !matches!(
             self,
-            Self::Diverged { .. }
+            Self::DataOfRun(_)
+                | Self::Diverged { .. }
                 | Self::NothingTrained { .. }
                 | Self::Bytes { .. }
                 | Self::UnequalSteps { .. }
@@ -455,6 +459,14 @@ impl TrainError {
                 | Self::Checkpoint(_)
                 | Self::Comm(_)
         )
+    }
+
+    /// The error of a run that has begun.
+    pub(crate) fn of_run(self) -> Self {
+        match self {
+            Self::Data(why) => Self::DataOfRun(why),
+            other => other,
+        }
     }
 
     /// Whether another rank has the error that ends the run, and all ranks know of it.
@@ -525,6 +537,15 @@ impl From<CheckpointError> for TrainError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Launchers start a run again whose data come back.
+    #[test]
+    fn data_that_a_run_loses_are_no_error_of_the_input() {
+        let lost = || TrainError::Data("cannot read data.npy".to_owned());
+        assert!(lost().is_input());
+        assert!(!lost().of_run().is_input());
+        assert_eq!(lost().of_run().to_string(), lost().to_string());
+    }
 
     #[test]
     fn values_are_shown_as_they_are_given() {

@@ -33,7 +33,7 @@ where
     pub(super) fn train(mut self) -> Result<Outcome, TrainError> {
         // The others hear of a failure before the saver is dropped, which waits for a file.
         let comm = Arc::clone(&self.rank.comm);
-        let tell = |done: Result<(), TrainError>| tell(&*comm, done);
+        let tell = |done: Result<(), TrainError>| tell(&*comm, done.map_err(TrainError::of_run));
         for step in self.steps.clone() {
             tell(self.prepare(step))?;
             if self.switches_at(step) {
@@ -125,16 +125,17 @@ where
                 layers: &layers,
             });
         }
+        // An evaluation takes its time, in which a checkpoint that is written is better one that is there.
+        if let Some(saver) = &mut self.saver {
+            let saved = saver.poll()?;
+            self.saved(saved);
+        }
         if evaluates {
             let (loss, took) = self.evaluate(step)?;
             self.rate.start += took;
             let evaluation = Evaluation { step, loss };
             self.outcome.evaluations.push(evaluation);
             self.rank.tell(Event::Evaluation(evaluation));
-        }
-        if let Some(saver) = &mut self.saver {
-            let saved = saver.poll()?;
-            self.saved(saved);
         }
         if saves {
             self.save(step)?;
