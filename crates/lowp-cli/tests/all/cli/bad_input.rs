@@ -166,7 +166,10 @@ fn options_of_nccl_need_ranks() {
     let alone = bench(&["--offload-optimizer"]);
     assert!(alone.contains("add --ranks 1"), "{alone}");
     for (args, text) in [
-        (["--sums", "ncc"], "[possible values: peers, nccl, rank-order]"),
+        (
+            ["--sums", "ncc"],
+            "[possible values: peers, nccl, rank-order]",
+        ),
         (["--min-ctas", "65"], "65 is not in 0..=64"),
     ] {
         let message = bench(&[&args[..], &["--ranks", "2"]].concat());
