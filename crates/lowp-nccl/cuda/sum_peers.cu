@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(PEER_THREADS)
   const PeerGroup& group = *group_at;
   const int world = int(group.world);
   const Mailbox& mailbox = *pointer<Mailbox>(group.mailboxes[group.rank]);
-  if (mailbox.skip) return;
+  if (mailbox.skip || is_stopped(group)) return;
   for (uint64_t i = threadIdx.x; i < count * world; i += PEER_THREADS) parts[i] = mailbox.parts[i];
   __syncthreads();
   uint64_t item = 0, before = 0;
@@ -194,8 +194,8 @@ extern "C" __global__ void __launch_bounds__(PEER_THREADS) peers_part(const Peer
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    // A GPU that was reading when the group was stopped reads on.
-    for (int i = 0; stopped && i < 10000; ++i) __nanosleep(1000);
+    // A GPU that was reading when the group was stopped reads on: 50 ms are enough for a bucket.
+    for (int i = 0; stopped && i < 50000; ++i) __nanosleep(1000);
     mailbox.runs = run;
   }
 }

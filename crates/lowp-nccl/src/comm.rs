@@ -363,7 +363,7 @@ impl NcclComm {
         let batch = ordered.batch(&self.cuda, items, wire, &method, of)?;
         batch.begin(&self.cuda)?;
         if let (Some((sums, peers)), Some(raw)) = (batch.of_peers(), &self.raw) {
-            let given = raw.unless_ended(|| sums.add(&self.cuda, peers))?;
+            let given = raw.unless_ended(|| sums.add(&self.cuda, peers, raw))?;
             given.ok_or_else(|| self.ended())?;
             return Ok(batch.traffic);
         }

@@ -8,7 +8,7 @@ use lowp_kernels::{Backend, ConvertJob, Cuda, CudaPlan, FloatDtype, KernelError,
 
 use crate::peers::{Launch, PARTS, Peers, THREADS, words};
 use crate::plans::run;
-use crate::raw::RankOf;
+use crate::raw::{RankOf, Raw};
 use crate::staging::Staging;
 
 /// A planned batch.
@@ -97,10 +97,15 @@ impl PeerSums {
         run(cuda, &self.convert)
     }
 
-    /// Adds, once all ranks have what is read.
-    pub(crate) fn add(&self, cuda: &Cuda, peers: &Arc<Peers>) -> Result<(), KernelError> {
+    /// Adds, once all ranks have what is read. A graph keeps `group`, too, which stops what waits.
+    pub(crate) fn add(
+        &self,
+        cuda: &Cuda,
+        peers: &Arc<Peers>,
+        group: &Arc<Raw>,
+    ) -> Result<(), KernelError> {
         cuda.foreign_work(
-            || self.memory.clone(),
+            || (self.memory.clone(), Arc::clone(group)),
             |_| peers.launch(cuda, &self.launches),
         )
     }

@@ -47,7 +47,7 @@ pub(crate) struct Peers {
     part: CudaFunction,
     group: CudaBuffer<u8>,
     /// What all GPUs write.
-    _mailboxes: Vec<Arc<Shared>>,
+    mailboxes: Vec<Arc<Shared>>,
     stop: Arc<Stop>,
     /// Most blocks that read.
     blocks: usize,
@@ -128,7 +128,7 @@ impl Peers {
             cuda,
             library,
             group,
-            _mailboxes: mailboxes,
+            mailboxes,
             stop,
             blocks: BLOCKS / world,
         }))
@@ -176,6 +176,17 @@ impl Peers {
     }
 }
 
+impl Drop for Peers {
+    /// In a capture nothing waits for kernels, which may still write mailboxes.
+    fn drop(&mut self) {
+        if self.cuda.is_capturing() {
+            std::mem::take(&mut self.mailboxes)
+                .into_iter()
+                .for_each(std::mem::forget);
+        }
+    }
+}
+
 /// What the GPUs of a group have in common.
 #[derive(Debug)]
 struct Shared {
@@ -187,13 +198,11 @@ struct Shared {
 impl Shared {
     fn new(cuda: &Cuda, rank: usize) -> Result<Self, KernelError> {
         let mailbox = cuda.alloc(MAILBOX)?;
-        // Others write it as soon as they know of it.
-        cuda.synchronize()?;
         let stop = (rank == 0).then(|| Stop::new(cuda).map(Arc::new));
-        Ok(Self {
-            mailbox,
-            stop: stop.transpose()?,
-        })
+        let stop = stop.transpose()?;
+        // Others write and read them as soon as they know of them.
+        cuda.synchronize()?;
+        Ok(Self { mailbox, stop })
     }
 }
 

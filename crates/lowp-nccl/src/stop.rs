@@ -1,70 +1,35 @@
 //! [`Stop`]: a word of the host that ends kernels which wait.
 
-#![expect(unsafe_code, reason = "a word in page-locked memory")]
+#![expect(unsafe_code, reason = "writes a word of page-locked memory")]
 
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use cudarc::driver::{result, sys};
-use lowp_kernels::{Cuda, KernelError};
+use lowp_kernels::{Backend, Cuda, CudaBuffer, KernelError};
 
-/// A word that kernels of all GPUs of the process look at while they wait.
+/// A word of the host that kernels of all GPUs of the process look at while they wait. Nothing waits where it is dropped.
 #[derive(Debug)]
-pub(crate) struct Stop {
-    cuda: Cuda,
-    word: NonNull<AtomicU32>,
-}
-
-// SAFETY: the word is atomic, and stays where it is until the last handle is dropped.
-unsafe impl Send for Stop {}
-// SAFETY: as above.
-unsafe impl Sync for Stop {}
+pub(crate) struct Stop(CudaBuffer<u8>);
 
 impl Stop {
-    /// One that is not set.
+    /// One that is not set, once the stream has passed this point.
     pub(crate) fn new(cuda: &Cuda) -> Result<Self, KernelError> {
-        const BYTES: usize = size_of::<AtomicU32>();
-        let allocate = |_| {
-            let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-            // SAFETY: the memory is written before anything reads it, and freed by `drop`.
-            let word = unsafe { result::malloc_host(BYTES, flags) };
-            let word = word.map_err(|error| KernelError::Device {
-                call: "cuMemHostAlloc",
-                why: error.to_string(),
-            })?;
-            let word = NonNull::new(word.cast::<AtomicU32>());
-            let word = word.ok_or(KernelError::NoHostMemory { bytes: BYTES })?;
-            // SAFETY: page-locked memory begins at a page.
-            unsafe { word.write(AtomicU32::new(0)) };
-            Ok::<_, KernelError>(word)
-        };
-        Ok(Self {
-            word: cuda.foreign_work(|| (), allocate)?,
-            cuda: cuda.clone(),
-        })
+        let word = cuda.with_host_buffers().alloc(size_of::<AtomicU32>())?;
+        Ok(Self(word))
     }
 
-    /// Where kernels find it: addresses of hosts and devices are unified.
+    /// Where kernels and the host find it: their addresses are unified.
     pub(crate) fn pointer(&self) -> u64 {
-        self.word.as_ptr() as u64
+        self.0.pointer()
     }
 
     /// Ends kernels that wait, and those that begin.
     fn set(&self) {
-        // SAFETY: written by `new`, freed by `drop`.
-        let word = unsafe { self.word.as_ref() };
+        let word = self.pointer() as *const AtomicU32;
+        // SAFETY: page-locked memory of as many bytes, at the beginning of a page, for as long as the buffer; whatever reads or writes it takes it
+        // for an atomic word.
+        let word = unsafe { &*word };
         word.store(1, Ordering::SeqCst);
-    }
-}
-
-impl Drop for Stop {
-    fn drop(&mut self) {
-        let word = self.word.as_ptr().cast();
-        self.cuda.free_foreign(|| {
-            // SAFETY: allocated by `new` and freed once; whoever launched kernels has waited for them. Nobody is left to hear of an error.
-            let _freed = unsafe { result::free_host(word) };
-        });
     }
 }
 

@@ -157,9 +157,11 @@ impl dyn Control + '_ {
         let text = own.map_or_else(Vec::new, |error| format!("{error}\n").into_bytes());
         let all = self.all_gather(what, text)?;
         let mut given = all.iter().zip(self.members());
-        Ok(given
-            .find(|(text, _)| !text.is_empty())
-            .map(|(text, &rank)| (rank, String::from_utf8_lossy(text).trim_end().to_owned())))
+        let first = given.find(|(text, _)| !text.is_empty());
+        Ok(first.map(|(text, &rank)| {
+            let text = text.strip_suffix(b"\n").unwrap_or(text);
+            (rank, String::from_utf8_lossy(text).into_owned())
+        }))
     }
 
     /// Checks that all ranks give the same `description` of `what`. Only a digest of it travels while they
