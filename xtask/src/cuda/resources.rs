@@ -6,13 +6,14 @@ use std::fmt;
 const SPILLS: usize = 64;
 
 /// Kernels that may spill more, on which architecture, and how much. Those of many ingredients have rare paths, and more blocks of threads
-/// at a time pay for what these keep in memory: measured on an H200 (`target/gpu-pack/run.sh OUT peers`) for sm_90. sm_80 was not measured; its
-/// code is like that of Hopper.
-const MAY_SPILL: [(&str, &str, usize); 16] = [
+/// at a time pay for what these keep in memory: measured on an H200 (`target/gpu-pack/run.sh OUT peers`) for sm_90. sm_80 and sm_120 were not measured; the
+/// code of sm_80 is like that of Hopper.
+const MAY_SPILL: [(&str, &str, usize); 19] = [
     ("lowp_adamw", "sm_80", 512),
     ("lowp_adamw", "sm_90", 512),
-    ("lowp_adamw_other", "sm_80", 128),
+    ("lowp_adamw_other", "sm_80", 192),
     ("lowp_adamw_other", "sm_90", 128),
+    ("lowp_decode_bf16", "sm_80", 128),
     ("lowp_encode_blocks_bf16", "sm_80", 384),
     ("lowp_encode_blocks_bf16", "sm_90", 384),
     ("lowp_encode_mixed_bf16", "sm_80", 576),
@@ -25,6 +26,8 @@ const MAY_SPILL: [(&str, &str, usize); 16] = [
     ("lowp_flat_encode", "sm_80", 128),
     ("lowp_flat_encode", "sm_90", 128),
     ("lowp_round_two_level_random", "sm_90", 128),
+    ("lowp_update_stored_other", "sm_80", 128),
+    ("lowp_update_stored_wide", "sm_120f", 128),
 ];
 
 /// What the report of a kernel begins with.
