@@ -160,10 +160,14 @@ fn a_relay_that_is_killed_is_named_by_all() {
     ] {
         let launches = launches();
         let address = launches[0].address();
+        let begun = Instant::now();
         for (rank, text) in errors(&launches, &[0, 2, 3], || relay(&address, phase)) {
             let named = text.contains("rank 1 lost its connection");
             assert!(named, "{phase:?}, rank {rank}: {text}");
         }
+        let seconds = begun.elapsed().as_secs_f64();
+        eprintln!("{phase:?}: all others ended in {seconds:.2} s");
+        assert!(seconds < 30.0, "{phase:?}");
     }
 }
 

@@ -391,21 +391,23 @@ fn threads_have_the_bytes_of_one_rank() {
 
 #[test]
 fn ranks_by_way_of_the_host_have_the_bytes_of_one_rank() {
-    let alone = alone(&Cpu, Update::AdamW);
     // A world of one size is enough: which ranks there are is tested above.
     let world = if exhaustive() { 4 } else { 2 };
-    for place in Place::some(world) {
-        let comms = threads(world, LIMIT).into_iter();
-        let comms = comms.map(|control| HostComm::new(control, &Cpu)).collect();
-        let ranks = run_comms(comms, |rank, comm| {
-            run(&Cpu, &comm, place).map_err(|error| of_rank(rank, &error))
-        });
-        check(
-            "by way of the host",
-            place,
-            &ranks.expect("a world"),
-            &alone,
-        );
+    for update in [Update::AdamW, Update::Narrow, Update::Remainders] {
+        let alone = alone(&Cpu, update);
+        let places = match update {
+            Update::AdamW => Place::some(world),
+            _ => Place::updated(world, update),
+        };
+        for place in places {
+            let comms = threads(world, LIMIT).into_iter();
+            let comms = comms.map(|control| HostComm::new(control, &Cpu)).collect();
+            let ranks = run_comms(comms, |rank, comm| {
+                run(&Cpu, &comm, place).map_err(|error| of_rank(rank, &error))
+            });
+            let ranks = ranks.expect("a world");
+            check("by way of the host", place, &ranks, &alone);
+        }
     }
 }
 

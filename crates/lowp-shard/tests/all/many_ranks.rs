@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::common::{CountingComm, Counts};
 use lowp_comm::even;
 use lowp_format::{
-    AnyRecipe, GatherPlan, Phase, PhasePlans, Recipe, RecipeOptions, ReshardAfterForward, RowCuts,
-    Shape, Usage,
+    AnyRecipe, FormatError, GatherPlan, Phase, PhasePlans, Recipe, RecipeOptions,
+    ReshardAfterForward, RowCuts, Shape, Usage, block_cuts,
 };
 use lowp_kernels::{Backend, Cpu};
 use lowp_shard::{
@@ -138,6 +138,24 @@ fn row(plans: &[&GatherPlan], ranks: usize) -> (usize, usize, usize) {
     (exchange.batches(), operations.sum(), longest.unwrap_or(0))
 }
 
+/// Of the weights of a block as `lowp train` cuts them.
+fn plans_of_block(
+    recipe: &AnyRecipe,
+    weights: &[(usize, usize)],
+    ranks: usize,
+) -> Result<Vec<PhasePlans>, FormatError> {
+    let weights = weights
+        .iter()
+        .map(|&(rows, cols)| (*recipe, Shape::new(rows, cols)));
+    let cuts = block_cuts(&weights.collect::<Vec<_>>(), ranks, 1)?;
+    let plans = cuts.iter().map(|of| {
+        PhasePlans::with_plans(ranks, ReshardAfterForward::Yes, |fetch, need, held| {
+            GatherPlan::with_tiles(recipe, &of.tiles, &of.cuts, fetch, need, held)
+        })
+    });
+    plans.collect()
+}
+
 /// A block of Llama 3, for backward: its weights together, and each by itself.
 #[test]
 fn exchanges_of_llama() -> Done {
@@ -156,8 +174,7 @@ fn exchanges_of_llama() -> Done {
         for name in ["mxfp8", "nvfp4-1d"] {
             let recipe = AnyRecipe::from_name(name, &RecipeOptions::default())?;
             for ranks in [2, 8, 64, 256, 1024, 16384] {
-                let plans =
-                    weights.map(|(rows, cols)| plans(&recipe, Shape::new(rows, cols), ranks));
+                let plans = plans_of_block(&recipe, &weights, ranks)?;
                 let backward: Vec<_> = plans.iter().map(|plans| &plans.backward).collect();
                 let (exchanges, operations, message) = row(&backward, ranks);
                 let each = backward.iter().map(|plan| row(&[*plan], ranks));
