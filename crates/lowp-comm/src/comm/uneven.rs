@@ -39,7 +39,7 @@ pub enum Adder {
 
 /// Gradients of a batch that follow each other in one memory, of each of which some ranks own more than others. Each rank first gets the sums of an even
 /// part of that memory, and ranks then send each other what they own of it. Where parts must be equal there is a remainder after them, whose
-/// sums all ranks get. It is all of a run that is small or of many small gradients, and all of one of which a rank owns some of more than [`MOST_PEERS`] parts.
+/// sums all ranks get. It is all of a run that is small or of many small gradients, and all of one of which a rank owns some of more than 128 parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnevenRun {
     /// Which of the batch.

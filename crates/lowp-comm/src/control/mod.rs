@@ -174,7 +174,7 @@ impl dyn Control + '_ {
         self.all_equal_in_groups(what, digest, ranks, || description.to_owned())
     }
 
-    /// [`all_equal`](Self::all_equal) of several descriptions of one kind, each after its name, in one round while they are the same. Where they are
+    /// `all_equal` of several descriptions of one kind, each after its name, in one round while they are the same. Where they are
     /// not, the error is about the first that differs, and has the name that rank 0 gave it.
     ///
     /// # Errors
