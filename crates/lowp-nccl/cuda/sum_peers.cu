@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(PEER_THREADS)
 }
 
 // One block: says that this GPU has read, and waits until all have. What they read may be written or freed afterwards.
-extern "C" __global__ void __launch_bounds__(PEER_THREADS) peers_part(const PeerGroup* group_at) {
+extern "C" __global__ void __launch_bounds__(PEER_THREADS) peers_leave(const PeerGroup* group_at) {
   __shared__ uint32_t stopped;
   const PeerGroup& group = *group_at;
   const int world = int(group.world), rank = int(group.rank);

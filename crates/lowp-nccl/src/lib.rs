@@ -38,6 +38,8 @@ mod exit;
 mod options;
 #[cfg(feature = "cuda")]
 mod parts;
+#[cfg(any(feature = "cuda", test))]
+mod peer_layout;
 #[cfg(feature = "cuda")]
 mod peer_sums;
 #[cfg(feature = "cuda")]

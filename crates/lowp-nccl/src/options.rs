@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Sums {
     /// The rank that owns a sum, in rank order, which reads the parts in the memory of all ranks: the bits of every other engine and of the
-    /// CPU, without memory for parts, in one kernel of few thread blocks. It needs ranks that are threads of one process, on up to 16 GPUs that reach each
+    /// CPU, without memory for parts. Sums over replicas are NCCL's still. It needs ranks that are threads of one process, on up to 16 GPUs that reach each
     /// other's memory (NVLink, or PCIe where the driver has it), and gradients in memory of [`Backend::alloc`](lowp_kernels::Backend::alloc). Elsewhere as
     /// [`Sums::Nccl`].
     #[default]

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use lowp_comm::{CommError, GradWire, ReduceItem, ReduceStaging, spanned};
 use lowp_kernels::{Backend, ConvertJob, Cuda, CudaPlan, FloatDtype, KernelError, Source, Work};
 
-use crate::peers::{Launch, PARTS, Peers, THREADS, words};
+use crate::peer_layout::{PARTS, TILE_BYTES};
+use crate::peers::{Launch, Peers, words};
 use crate::plans::run;
 use crate::raw::{RankOf, Raw};
 use crate::staging::Staging;
@@ -20,9 +21,6 @@ pub(crate) struct PeerSums {
     /// What other ranks read, and where sums arrive.
     memory: Vec<[Source<Cuda>; 2]>,
 }
-
-/// Bytes of a part that a thread has of a tile: `ROWS` of 16, as `cuda/sum_peers.cu`.
-const ROW_BYTES: usize = 4 * 16;
 
 impl PeerSums {
     /// Of `items`, as this rank has them.
@@ -67,7 +65,7 @@ impl PeerSums {
                     true => 0,
                     false => bytes * (part.start - elements.start),
                 };
-                tiles += (bytes * part.len()).div_ceil(ROW_BYTES * THREADS);
+                tiles += (bytes * part.len()).div_ceil(TILE_BYTES);
                 entries.extend([
                     offset as u64,
                     item.out.pointer(),

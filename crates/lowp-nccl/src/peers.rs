@@ -13,17 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use lowp_comm::{CommError, Control, MAX_PEER_GPUS};
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaFunction, CudaLibrary, KernelError};
 
+use crate::peer_layout::{MAILBOX, THREADS};
 use crate::raw::RankOf;
 use crate::stop::Stop;
-
-/// Most items of a launch, times GPUs; as `cuda/include/peers.cuh`, which has `MAX_PEER_GPUS` as `PEER_MOST`.
-pub(crate) const PARTS: usize = 2048;
-
-/// Threads of a block; as there.
-pub(crate) const THREADS: usize = 256;
-
-/// Bytes of `Mailbox` there.
-const MAILBOX: usize = 16 + 24 * MAX_PEER_GPUS + 8 * PARTS;
 
 /// Most blocks that read, times GPUs: what is on its way from all others together is enough for NVLink, and more of it is slower.
 const BLOCKS: usize = 128;
@@ -44,7 +36,7 @@ pub(crate) struct Peers {
     library: CudaLibrary,
     meet: CudaFunction,
     sum: CudaFunction,
-    part: CudaFunction,
+    leave: CudaFunction,
     group: CudaBuffer<u8>,
     /// What all GPUs write.
     mailboxes: Vec<Arc<Shared>>,
@@ -124,7 +116,7 @@ impl Peers {
         Ok(Some(Self {
             meet: function("peers_meet")?,
             sum: function("sum_peers")?,
-            part: function("peers_part")?,
+            leave: function("peers_leave")?,
             cuda,
             library,
             group,
@@ -168,7 +160,7 @@ impl Peers {
                 )?;
                 let blocks = launch.tiles.clamp(1, self.blocks);
                 give(self.sum, blocks, THREADS, &mut [group, items, count])?;
-                give(self.part, 1, THREADS, &mut [group])?;
+                give(self.leave, 1, THREADS, &mut [group])?;
             }
             Ok::<_, KernelError>(())
         })?;

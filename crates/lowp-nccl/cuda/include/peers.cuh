@@ -1,4 +1,4 @@
-// What the GPUs of a group share, as `peers.rs` writes it.
+// What the GPUs of a group share, as `peers.rs` writes it; a test of `peer_layout.rs` compares the sizes.
 #pragma once
 #include <cstdint>
 
@@ -40,9 +40,9 @@ struct PeerItem {
   uint64_t out, len;
   // Tiles of this item and those before it.
   uint64_t tiles_end;
-  // Of bfloat16, or of binary32.
+  // Whether parts are of bfloat16, not of binary32.
   uint32_t half;
-  // Adds to what `out` holds.
+  // Whether the sum is added to what `out` holds.
   uint32_t accumulate;
 };
 
